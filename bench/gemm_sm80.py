@@ -13,12 +13,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
+
 from gemm import LAYERS, Case
+from product_bodies import thread_matmul
 from verdict import end, verdict, wrong
 
 from gpu import Bench
@@ -30,7 +34,6 @@ from tilegrad.kernels.matmul.threads_matmul import (
     expected,
     ranked_threads,
     shared_bytes,
-    thread_matmul,
 )
 from tilegrad.tile.build import fill
 
@@ -40,16 +43,13 @@ CASES = {
     "tall": (8192, 4096, 4096),
     **{name: (2048, n, k) for name, (n, k) in LAYERS.items()},
 }
-SHAPES = (  # tile, warps, stages that may fit, pieces of the result, buffers of operands
-    ((128, 256, 64), (2, 4), (3, 4), (128, 64), 2),
-    ((256, 128, 64), (4, 2), (3, 4), (128, 64), 2),
-    ((128, 256, 32), (2, 4), (5, 8), (128, 64), 2),
-    ((256, 128, 32), (4, 2), (5, 8), (128, 64), 2),
-    ((128, 128, 64), (2, 2), (3,), (64, 64), 2),
-    ((128, 128, 32), (2, 2), (4, 5), (64, 64), 2),
-    ((192, 256, 64), (2, 4), (3,), (64, 64), 1),
-    ((192, 256, 32), (2, 4), (4, 6), (64, 64), 1),
-    ((128, 384, 32), (2, 4), (5,), (64, 64), 1),
+SHAPES = (  # tile, warps, stages that may fit, pieces of the result
+    ((128, 256, 64), (2, 4), (3, 4), (128, 64)),
+    ((256, 128, 64), (4, 2), (3, 4), (128, 64)),
+    ((128, 256, 32), (2, 4), (5, 8), (128, 64)),
+    ((256, 128, 32), (4, 2), (5, 8), (128, 64)),
+    ((128, 128, 64), (2, 2), (3,), (64, 64)),
+    ((128, 128, 32), (2, 2), (4, 5), (64, 64)),
 )
 
 
@@ -61,10 +61,10 @@ def held(target: Target) -> Target:
 def plans(x: Operands, target: Target) -> Iterator[ThreadPlan]:
     """The space of a sweep."""
     most = target.memories["shared"].bytes
-    for tile, warps, stages, staged, buffers in SHAPES:
+    for tile, warps, stages, staged in SHAPES:
         rows = (2048 // tile[0], 1024 // tile[0])
         for count, group in itertools.product(stages, rows):
-            plan = ThreadPlan(tile, warps, count, group, staged, buffers=buffers)
+            plan = ThreadPlan(tile, warps, count, group, staged)
             if shared_bytes(x, plan) - 1024 > most:
                 continue
             yield plan
@@ -77,7 +77,6 @@ def label(plan: ThreadPlan) -> str:
     return (
         f"{'x'.join(map(str, plan.tile))} w{plan.warps[0]}x{plan.warps[1]} s{plan.stages}"
         f" g{plan.group} out{plan.staged[0]}x{plan.staged[1]} p{plan.programs}"
-        f" b{plan.buffers}"
     )
 
 

@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as TF
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
+
+from product_bodies import joint_matmul
 from verdict import end, wrong
 
 from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16, float32
-from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.plan import choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.table import planned
+from tilegrad.kernels.matmul.table import tuned
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile.build import fill
 
@@ -85,7 +89,7 @@ class Case:
     def single(self, n: int) -> Callable[[Any, Any, Any], None]:
         """One product of ours, as a function (x, weight, result)."""
         operands = Operands(self.m, n, DEPTH, bfloat16, bfloat16)
-        chosen = planned(operands, self.bench.target)
+        chosen = tuned(operands, self.bench.target) or choose(operands, self.bench.target)
         x = transposed(operands) if chosen.turned else operands
         kernel = self.bench.kernel(
             fill(wide_matmul(x, chosen.plan), "epilogue", lambda b, inputs, added: inputs[0]), "one"
@@ -154,7 +158,7 @@ class Case:
 def measure(bench: Bench, name: str, m: int) -> dict[str, Any]:
     """The chosen Plan beside the other ways."""
     case = Case(bench, name, m)
-    chosen = planned(case.operands, bench.target)
+    chosen = tuned(case.operands, bench.target) or choose(case.operands, bench.target)
     joint = case.joint(chosen.plan, chosen.turned)
     row: dict[str, Any] = {
         "case": name,

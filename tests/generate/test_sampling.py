@@ -123,7 +123,8 @@ def cuts(p, tokens, sizes, limits, sums, floats, slots, *, block: int):
     share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row, 0), ())
     listed, total = tile.maximum(size, kernels.whole(0)), tile.load(sums, (row, 0), ())
     floor = kernels.least(floats, slot, MIN_P)
-    key, place = kernels.cut(p, tokens, row, listed, k, share, total, floor, block)
+    one = kernels.Listed(p, tokens, row, listed, block)
+    key, place = one.cut(k, share, total, floor)
     tile.store(keys, (row,), key)
     tile.store(places, (row,), place)
 

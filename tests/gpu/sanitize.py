@@ -18,19 +18,23 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
+
 import sanitize_attention
 import sanitize_quantised
+from product_bodies import joint_matmul, thread_matmul
 
 import tilegrad as tg
 import tilegrad.nn.functional as F
 from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float8_e4m3, float16, float32
-from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.threads_matmul import ThreadPlan, thread_matmul
+from tilegrad.kernels.matmul.threads_matmul import ThreadPlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.nn.experts import routed
 from tilegrad.runtime.buffer import Buffer

@@ -15,12 +15,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from product_bodies import joint_matmul
 from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
-from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret

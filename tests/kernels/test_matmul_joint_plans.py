@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from product_bodies import joint_matmul
 from simulator import simulate
 
 from tilegrad.core.dtype import DType, bfloat16, float16, float32
@@ -18,7 +19,7 @@ from tilegrad.core.errors import InternalError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.joint import JointMatmul, joint_matmul
+from tilegrad.kernels.matmul.joint import JointMatmul
 from tilegrad.kernels.matmul.plan import choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan, tile_counts
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas

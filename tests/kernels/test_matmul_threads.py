@@ -10,6 +10,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from product_bodies import thread_matmul
 from simulator import simulate
 
 import tilegrad as tg
@@ -26,7 +27,6 @@ from tilegrad.kernels.matmul.threads_matmul import (
     ThreadPlan,
     ranked_threads,
     residents,
-    thread_matmul,
 )
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
@@ -85,9 +85,9 @@ CASES = {
         Operands(72, 88, 136, bfloat16, bfloat16, batch=2),
         replace(SMALL, programs=11),
     ),
-    "one_buffer": (
+    "odd_tile": (
         Operands(100, 88, 80, bfloat16, bfloat16),
-        ThreadPlan((96, 64, 32), (2, 2), 3, 2, (32, 64), 2, buffers=1),
+        ThreadPlan((96, 64, 32), (2, 2), 3, 2, (32, 64), 2),
     ),
     "deep": (Operands(72, 88, 32, bfloat16, bfloat16), replace(SMALL, stages=5)),
     "few": (

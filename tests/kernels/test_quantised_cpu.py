@@ -26,6 +26,7 @@ from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.targets.llvm.driver import assembly
 from tilegrad.targets.llvm.emit import emit
+from tilegrad.tile.callee import KernelCallee
 from tilegrad.tile.check import verify_body, walk
 
 
@@ -298,7 +299,7 @@ def test_what_lies_around(around: Around, tokens: int) -> None:
     given = [x, *([norm] if around.norm is not None else []), *packed(shape, raw)]
     given += [bias] if around.bias else []
     given += [residual] if around.residual else []
-    callee = kernels.around_callee(shape, host(), around)
+    callee = kernels.callee(shape, host(), around)
     assert len(callee.launches) == 1
     got = compiled(callee, given, (tokens, results), float32)
     want = x.astype(np.float64)
@@ -323,7 +324,7 @@ def test_several_results(splits: tuple[int, ...], tokens: int) -> None:
     assert kernels.why_not_around(shape, host(), around) == ""
     raw, x = random_rows(form, 96, columns), tokens_of(tokens, columns)
     given = [x, np.ones(columns, np.float32), *packed(shape, raw)]
-    callee = kernels.around_callee(shape, host(), around)
+    callee = kernels.callee(shape, host(), around)
     nodes = [build.input_(t.shape, t.dtype) for t in callee.types("read")]
     made = build.items(ops.call(*nodes, callee=callee))
     buffers = compile_for(nodes, made, host()).run([Buffer.wrap(a) for a in given])
@@ -373,7 +374,12 @@ def by_decode(form: Format, tokens: Any, x: np.ndarray, raw: np.ndarray) -> Any:
     shape = QuantisedShape(form, len(raw), x.shape[1], tokens)
     body = decode(shape, host(), 24, whole=True)
     given = [x, *packed(shape, raw)]
-    return compiled(kernels._callee([body]), given, (len(x), len(raw)), float32)
+    return compiled(
+        KernelCallee.named("quantised_matmul", [body], ("out0",)),
+        given,
+        (len(x), len(raw)),
+        float32,
+    )
 
 
 @pytest.mark.sampled(2)

@@ -288,7 +288,7 @@ def test_around(name: str, dtype: Any) -> None:
     order = [name for name, _ in parameters(case.shape, kernels.parts(case.shape), around)][
         : -len(sizes)
     ]
-    found = kernels.around_callee(case.shape, H200, around).interpret(*map(given.get, order))
+    found = kernels.callee(case.shape, H200, around).interpret(*map(given.get, order))
     simulated = [np.zeros((1, size), dtype.numpy) for size in sizes]
     simulate(*emit(checked(body), "entry", H200), [*map(given.get, order), *simulated])
     for out in (np.concatenate(found, 1), np.concatenate(simulated, 1)):

@@ -63,7 +63,7 @@ def test_other_shapes_are_left_to_vanish() -> None:
     )
     x = build.input_((1, 64), dtypes.bfloat16)
     parts = [[build.input_(s, d) for _, s, d in kernels.parts(q)] for q in (first, second)]
-    callee = kernels.around_callee(first, H200, Around(splits=(64, 64)))
+    callee = kernels.callee(first, H200, Around(splits=(64, 64)))
     halves = build.items(ops.call(x, *parts[0], callee=callee))
     turned = [build.reshape(y, (2, 32)) for y in halves]
     last = kernels.callee(second, H200)

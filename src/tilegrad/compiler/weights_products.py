@@ -404,7 +404,7 @@ def _callee(shape: QuantisedShape, target: Target, determinism: str) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _around_callee(shape: QuantisedShape, target: Target, around: Around) -> Any:
-    return kernels_of(target).around_callee(shape, target, around)
+    return kernels_of(target).callee(shape, target, around)
 
 
 @functools.lru_cache(maxsize=64)

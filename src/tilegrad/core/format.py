@@ -263,6 +263,15 @@ class Format:
             total *= size
         return total
 
+    def whole_scales(self, fields: dict[str, Array]) -> tuple[Array, Array | None]:
+        """Scales and offsets of groups in units of a block's own: whole numbers."""
+        assert self.scales is not None
+        ones: dict[str, Array] = {
+            n: np.ones_like(fields[n]) for n in ("scale", "minimum") if n in fields
+        }
+        scales, minima = self.scales(NUMPY, {**fields, **ones})
+        return scales, minima
+
     def split(self, raw: Array) -> dict[str, Array]:
         """The Fields (..., blocks, count) of bytes (..., row bytes), as views where possible."""
         if raw.dtype != np.uint8 or not raw.ndim:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import gcd
-from typing import Any, Union
+from typing import Any, Union, overload
 
 from ..core.errors import InternalError, UserError
 
@@ -484,9 +484,25 @@ def maximum(a: Size, b: Size) -> Size:
     return _intern(("max", _id(a), _id(b)), *bounds, args=(a, b))
 
 
+@overload
+def ceil_divide(a: int, b: int) -> int: ...
+@overload
+def ceil_divide(a: Size, b: Size) -> Size: ...
 def ceil_divide(a: Size, b: Size) -> Size:
     """a / b rounded up."""
+    if isinstance(a, int) and isinstance(b, int):
+        return -(-a // b) if b else 0
     return floor_divide(combine(a, combine(b, 1, -1), 1), b)
+
+
+def round_up(size: int, unit: int) -> int:
+    """The least multiple of a unit that is no smaller."""
+    return ceil_divide(size, unit) * unit
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below a size."""
+    return 1 << max(0, size - 1).bit_length()
 
 
 FUNCTIONS: dict[str, Callable[..., Size]] = {

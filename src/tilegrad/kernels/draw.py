@@ -27,7 +27,7 @@ from typing import Any
 from .. import tile
 from ..core.dtype import float32, int32, int64, uint32
 from ..tile.define import Definition
-from ..tile.trace import tracer
+from .grouped import numbers, scatter, whole
 
 ONE = 0x3F800000  # the key of probability 1
 LAST = 0x7FFFFFFF
@@ -44,11 +44,6 @@ def word(value: int) -> Any:
     return tile.full((), value, uint32)
 
 
-def whole(value: int) -> Any:
-    """An int32."""
-    return tile.full((), value, int32)
-
-
 def mixed(x: Any) -> Any:
     """32 bits mixed well."""
     first, second = (word(m) for m in MULTIPLIERS)
@@ -57,22 +52,20 @@ def mixed(x: Any) -> Any:
     return x ^ (x >> word(16))
 
 
-@tile.function
-def listed_at(p: Any, tokens: Any, row: Any, start: Any, size: Any, block: int) -> Any:
-    """(probabilities, ids) of a block of a row's listed tokens; 0 beyond their end."""
-    columns = p.shape[1]
-    inside = tile.cast(tile.arange(block), int32) + tile.cast(start, int32) < size
-    token = tile.load(tokens, (row, start), (block,), mask=inside, other=0)
-    token = tile.fill(token, 0)
-    first = tile.cast(row, int32) * whole(columns)
-    return tile.load(p, first + token, mask=inside, other=0.0), token
+def key_of(x: Any) -> Any:
+    """The keys of probabilities."""
+    return tile.bitcast(x, int32)
 
 
-@tile.function
+def block_at(p: Any, row: Any, start: Any, block: int) -> Any:
+    """Probabilities of a block of a row; 0 beyond its end."""
+    return tile.fill(tile.load(p, (row, start), (block,)), 0.0)
+
+
 def at_least(x: Any, key: Any, counted: bool) -> Any:
     """1 for each probability at or above a key, or the probability itself."""
-    found = tile.bitcast(x, int32) >= key
-    return tile.cast(found, int32) if counted else tile.where(found, x, 0.0)
+    found = key_of(x) >= key
+    return found.to(int32) if counted else tile.where(found, x, 0.0)
 
 
 # ---- the list --------------------------------------------------------------------------------
@@ -105,27 +98,25 @@ def pick(
     sizes, limits = (tile.result((rows, parts), int32) for _ in range(2))
     sums, early = (tile.result((rows, parts), float32) for _ in range(2))
     winners = tile.result((rows, parts), int32)
-    slot = tile.load(slots, (row,), ())
-    k, share = tile.load(top_k, (slot,), ()), tile.load(floats, (slot, top_p), ())
+    slot = tile.load(slots[row])
+    k, share = tile.load(top_k[slot]), tile.load(floats[slot, top_p])
     floor = least(floats, slot, min_p)
     limited = (k > 1) | ((k == 0) & (share < 1.0))
     blocks = -(-columns // block)
     first, last = part * blocks // parts, (part + 1) * blocks // parts  # of this program's race
     last = tile.where(limited | (k < 0), 0, last)
-    size, total = whole(-1), tile.full((), 0.0, float32)
+    size, total = whole(-1), tile.zeros(())
     if limited & tile.less_equal(part, 0):
         k, total, bound = bound_of(p, row, k, share, floor, block)
         if (k > 0) | (share < 1.0):
             size = listed(p, tokens, row, bound, block, skip)
         else:
             last = tile.full((), blocks, int64)
-    words = words_of(seeds, slot, tile.load(positions, (row,), ()))
+    words = words_of(seeds, slot, tile.load(positions[row]))
     top, token = race(p, row, first, last, block, k == 1, floor, words)
-    tile.store(sizes, (row, part), tile.where(k < 0, whole(0), size))
-    tile.store(limits, (row, part), tile.maximum(k, whole(0)))
-    tile.store(sums, (row, part), total)
-    tile.store(early, (row, part), top)
-    tile.store(winners, (row, part), token)
+    found = (tile.where(k < 0, 0, size), tile.maximum(k, 0), total, top, token)
+    for to, value in zip((sizes, limits, sums, early, winners), found):
+        tile.store(to, (row, part), value)
 
 
 @tile.function
@@ -133,168 +124,140 @@ def listed(p: Any, tokens: Any, row: Any, bound: Any, block: int, skip: bool) ->
     """How many tokens of a row are at or above a key; they are written, in order."""
     columns, size = p.shape[1], whole(0)
     for start in tile.range(0, columns, block):
-        x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
-        here = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
-        wanted = tile.bitcast(x, int32) >= bound
-        some = tile.max(tile.cast(wanted, int32)) if skip else whole(1)
+        wanted = key_of(block_at(p, row, start, block)) >= bound
+        each = wanted.to(int32)
+        some = tile.max(each) if skip else whole(1)
         if some > 0:
-            place = tile.cumsum(tile.cast(wanted, int32))
-            at = tile.cast(row, int32) * whole(columns) + size + place - whole(1)
-            tracer().hints["distinct"] = True  # of those that are written
-            tile.store(tokens, at, here, mask=wanted, unique=True)
-            size = size + tile.sum(tile.cast(wanted, int32))
+            at = tile.cast(row, int32) * columns + size + tile.cumsum(each) - 1
+            scatter(tokens, at, numbers(block, start), wanted)
+            size = size + tile.sum(each)
     return size
 
 
-@tile.function
 def least(floats: Any, slot: Any, min_p: int) -> Any:
     """The key that min-p sets for a slot: 0 has none above it."""
-    return tile.maximum(tile.bitcast(tile.load(floats, (slot, min_p), ()), int32), whole(1))
+    return tile.maximum(key_of(tile.load(floats[slot, min_p])), 1)
 
 
 @tile.function
 def bound_of(p: Any, row: Any, k: Any, share: Any, floor: Any, block: int) -> Any:
     """(k, or 0 if there are no more; the sum of what min-p leaves; a key the cut is not below)."""
-    columns = p.shape[1]
-    first, second, third = (tile.maximum(whole(key), floor) for key in FIRST_KEYS)
-    n0, n1, n2, n3 = (tile.zeros((block,), int32) for _ in range(4))
-    m0, m1, m2, m3 = (tile.zeros((block,), float32) for _ in range(4))
-    for start in tile.range(0, columns, block):
-        x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
-        n0, m0 = n0 + at_least(x, floor, True), m0 + at_least(x, floor, False)
-        n1, m1 = n1 + at_least(x, first, True), m1 + at_least(x, first, False)
-        n2, m2 = n2 + at_least(x, second, True), m2 + at_least(x, second, False)
-        n3, m3 = n3 + at_least(x, third, True), m3 + at_least(x, third, False)
-    n0, n1, n2, n3 = tile.sum(n0), tile.sum(n1), tile.sum(n2), tile.sum(n3)
-    m0, m1, m2, m3 = tile.sum(m0), tile.sum(m1), tile.sum(m2), tile.sum(m3)
-    k = tile.where(n0 > k, k, whole(0))
-    wanted = share * m0
-    one = tile.where(k > 0, tile.cast(n1 >= k, int32), tile.cast(m1 >= wanted, int32))
-    two = tile.where(k > 0, tile.cast(n2 >= k, int32), tile.cast(m2 >= wanted, int32))
-    three = tile.where(k > 0, tile.cast(n3 >= k, int32), tile.cast(m3 >= wanted, int32))
-    bound = tile.where(
-        three > 0, third, tile.where(two > 0, second, tile.where(one > 0, first, floor))
-    )
-    return k, m0, bound
+    keys = [floor, *(tile.maximum(key, floor) for key in FIRST_KEYS)]
+    counts = [tile.zeros((block,), int32) for _ in keys]
+    sums = [tile.zeros((block,)) for _ in keys]
+    for start in tile.range(0, p.shape[1], block):
+        x = block_at(p, row, start, block)
+        counts = [n + at_least(x, key, True) for n, key in zip(counts, keys)]
+        sums = [m + at_least(x, key, False) for m, key in zip(sums, keys)]
+    counts, sums = ([tile.sum(v) for v in of] for of in (counts, sums))
+    k, total, bound = tile.where(counts[0] > k, k, 0), sums[0], floor
+    for key, n, m in zip(keys[1:], counts[1:], sums[1:]):
+        enough = tile.where(k > 0, (n >= k).to(int32), (m >= share * total).to(int32))
+        bound = tile.where(enough > 0, key, bound)
+    return k, total, bound
 
 
 # ---- the cut ---------------------------------------------------------------------------------
 
 
-@tile.function
-def search(
-    p: Any,
-    tokens: Any,
-    row: Any,
-    size: Any,
-    floor: Any,
-    wanted: Any,
-    rounds: Any,
-    counted: bool,
-    block: int,
-) -> Any:
-    """The highest key, not below `floor`, at or above which there is `wanted`.
+class Listed:
+    """The listed tokens of a row, `size` of them, by blocks."""
 
-    If counting, also a lower key with the same tokens at or above it. Without rounds, the floor.
-    """
-    low, high, busy = floor, whole(ONE + 1), whole(1)
-    first, second, third = low, low, low
-    for _ in tile.range(0, rounds):
-        if busy > 0:
-            dtype = int32 if counted else float32
-            one, two, three = (tile.zeros((block,), dtype) for _ in range(3))
-            fewest, most = tile.full((block,), ONE + 1, int32), tile.full((block,), -1, int32)
-            for start in tile.range(0, size, block):
-                x, _ = listed_at(p, tokens, row, start, size, block)
-                key = tile.bitcast(x, int32)
-                one = one + at_least(x, first, counted)
-                two = two + at_least(x, second, counted)
-                three = three + at_least(x, third, counted)
-                inside = (key >= low) & (key < high)
-                fewest = tile.minimum(fewest, tile.where(inside, key, whole(ONE + 1)))
-                most = tile.maximum(most, tile.where(inside, key, whole(-1)))
-            one, two, three = tile.sum(one), tile.sum(two), tile.sum(three)
-            exact = whole(0)
-            if counted:
-                exact = tile.cast((one == wanted) | (two == wanted) | (three == wanted), int32)
-            up = tile.where(
-                one < wanted,
-                first,
-                tile.where(two < wanted, second, tile.where(three < wanted, third, high)),
-            )
-            down = tile.where(
-                three >= wanted,
-                third,
-                tile.where(two >= wanted, second, tile.where(one >= wanted, first, low)),
-            )
-            low = tile.maximum(tile.maximum(low, down), tile.min(fewest))
-            high = tile.minimum(tile.minimum(high, up), tile.max(most) + whole(1))
-            step = tile.maximum((high - low) >> whole(2), whole(1))
-            first, second, third = low + step, low + step + step, low + step + step + step
-            busy = tile.cast(high - low > 1, int32) * (whole(1) - exact)
-    return low
+    def __init__(self, p: Any, tokens: Any, row: Any, size: Any, block: int) -> None:
+        self.p, self.tokens, self.row, self.size, self.block = p, tokens, row, size, block
 
+    def at(self, start: Any) -> Any:
+        """(probabilities, their keys, ids) of a block; 0 beyond the end."""
+        inside = numbers(self.block, start) < self.size
+        token = tile.load(self.tokens, (self.row, start), (self.block,), mask=inside, other=0)
+        token = tile.fill(token, 0)
+        first = tile.cast(self.row, int32) * self.p.shape[1]
+        x = tile.load(self.p, first + token, mask=inside, other=0.0)
+        return x, key_of(x), token
 
-@tile.function
-def measure(p: Any, tokens: Any, row: Any, size: Any, key: Any, block: int) -> Any:
-    """How many lie above a key and their sum, and how many are at it."""
-    above, at = tile.zeros((block,), int32), tile.zeros((block,), int32)
-    total = tile.zeros((block,), float32)
-    for start in tile.range(0, size, block):
-        x, _ = listed_at(p, tokens, row, start, size, block)
-        found = tile.bitcast(x, int32)
-        above = above + tile.cast(found > key, int32)
-        total = total + tile.where(found > key, x, 0.0)
-        at = at + tile.cast(found == key, int32)
-    return tile.sum(above), tile.sum(total), tile.sum(at)
+    @tile.function
+    def search(self, floor: Any, wanted: Any, searched: Any, counted: bool) -> Any:
+        """The highest key, not below `floor`, at or above which there is `wanted`; the floor where
+        nothing is searched for.
 
+        If counting, also a lower key with the same tokens at or above it.
+        """
+        low, high, step, busy = floor, whole(ONE + 1), whole(0), whole(1)
+        for _ in tile.range(0, tile.where(searched, whole(ROUNDS), 0)):
+            if busy > 0:
+                keys = [low + step, low + step + step, low + step + step + step]
+                found = [tile.zeros((self.block,), int32 if counted else float32) for _ in keys]
+                fewest = tile.full((self.block,), ONE + 1, int32)
+                most = tile.full((self.block,), -1, int32)
+                for start in tile.range(0, self.size, self.block):
+                    x, own, _ = self.at(start)
+                    found = [n + at_least(x, key, counted) for n, key in zip(found, keys)]
+                    inside = (own >= low) & (own < high)
+                    fewest = tile.minimum(fewest, tile.where(inside, own, ONE + 1))
+                    most = tile.maximum(most, tile.where(inside, own, -1))
+                found = [tile.sum(n) for n in found]
+                up, down, exact = high, low, whole(0)
+                for key, n in zip(keys, found):
+                    down = tile.where(n >= wanted, key, down)
+                    exact = exact | (n == wanted).to(int32) if counted else exact
+                for key, n in zip(keys[::-1], found[::-1]):
+                    up = tile.where(n < wanted, key, up)
+                low = tile.maximum(tile.maximum(low, down), tile.min(fewest))
+                high = tile.minimum(tile.minimum(high, up), tile.max(most) + 1)
+                step = tile.maximum((high - low) >> 2, 1)
+                busy = (high - low > 1).to(int32) * (1 - exact)
+        return low
 
-@tile.function
-def place_of(p: Any, tokens: Any, row: Any, size: Any, key: Any, number: Any, block: int) -> Any:
-    """The id of the token that is the `number`th of those at a key."""
-    seen, place = whole(0), whole(p.shape[1])
-    for start in tile.range(0, size, block):
-        x, token = listed_at(p, tokens, row, start, size, block)
-        at = tile.cast(tile.bitcast(x, int32) == key, int32)
-        more = tile.sum(at)
-        if (seen < number) & (seen + more >= number):
-            here = (at > 0) & (tile.cumsum(at) + seen == number)
-            place = tile.max(tile.where(here, token, whole(0)))
-        seen = seen + more
-    return place
+    @tile.function
+    def measure(self, key: Any) -> Any:
+        """How many lie above a key and their sum, and how many are at it."""
+        above, at = tile.zeros((self.block,), int32), tile.zeros((self.block,), int32)
+        total = tile.zeros((self.block,))
+        for start in tile.range(0, self.size, self.block):
+            x, own, _ = self.at(start)
+            above = above + (own > key).to(int32)
+            total = total + tile.where(own > key, x, 0.0)
+            at = at + (own == key).to(int32)
+        return tile.sum(above), tile.sum(total), tile.sum(at)
 
+    @tile.function
+    def place_of(self, key: Any, number: Any, size: Any) -> Any:
+        """The id of the token that is the `number`th of those at a key, among `size`."""
+        seen, place = whole(0), whole(self.p.shape[1])
+        for start in tile.range(0, size, self.block):
+            _, own, token = self.at(start)
+            at = (own == key).to(int32)
+            more = tile.sum(at)
+            if (seen < number) & (seen + more >= number):
+                here = (at > 0) & (tile.cumsum(at) + seen == number)
+                place = tile.max(tile.where(here, token, 0))
+            seen = seen + more
+        return place
 
-@tile.function
-def cut(
-    p: Any, tokens: Any, row: Any, size: Any, k: Any, share: Any, total: Any, floor: Any, block: int
-) -> Any:
-    """(key, place): tokens above the key are kept, and those at it up to the place."""
-    columns, none = p.shape[1], whole(0)
-    rounds = tile.where(k > 0, whole(ROUNDS), none)
-    lowest = search(p, tokens, row, size, floor, k, rounds, True, block)
-    above, more, at = measure(p, tokens, row, size, lowest, block)
-    most = tile.where(k > 0, k - above, whole(columns))
-    more = more + tile.cast(most, float32) * tile.bitcast(lowest, float32)
-    wanted = share * tile.where(k > 0, more, total)
-    rounds = tile.where(share < 1.0, whole(ROUNDS), none)
-    key = search(p, tokens, row, size, lowest, wanted, rounds, False, block)
-    above, more, at = measure(p, tokens, row, size, key, block)
-    need = tile.ceil((wanted - more) / tile.bitcast(key, float32))
-    need = tile.cast(tile.minimum(tile.maximum(need, 1.0), 1.0 * columns), int32)
-    need = tile.where(share < 1.0, need, most)
-    kept = tile.where(key == lowest, tile.minimum(most, need), need)
-    reach = tile.where(kept < at, size, none)
-    return key, place_of(p, tokens, row, reach, key, kept, block)
+    def cut(self, k: Any, share: Any, total: Any, floor: Any) -> Any:
+        """(key, place): tokens above the key are kept, and those at it up to the place."""
+        columns = self.p.shape[1]
+        lowest = self.search(floor, k, k > 0, True)
+        above, more, at = self.measure(lowest)
+        most = tile.where(k > 0, k - above, columns)
+        more = more + most.to(float32) * tile.bitcast(lowest, float32)
+        wanted = share * tile.where(k > 0, more, total)
+        key = self.search(lowest, wanted, share < 1.0, False)
+        above, more, at = self.measure(key)
+        need = tile.ceil((wanted - more) / tile.bitcast(key, float32))
+        need = tile.minimum(tile.maximum(need, 1.0), 1.0 * columns).to(int32)
+        need = tile.where(share < 1.0, need, most)
+        kept = tile.where(key == lowest, tile.minimum(most, need), need)
+        return key, self.place_of(key, kept, tile.where(kept < at, self.size, 0))
 
 
 # ---- the race --------------------------------------------------------------------------------
 
 
-@tile.function
 def words_of(seeds: Any, slot: Any, position: Any) -> Any:
     """The two words that tell the draws of a seed and a position from all others."""
-    low, high = tile.load(seeds, (slot, 0), ()), tile.load(seeds, (slot, 1), ())
-    number = tile.cast(position, uint32)
+    low, high = (tile.load(seeds[slot, i]) for i in range(2))
+    number = position.to(uint32)
     first = mixed(mixed(low + number * word(GOLDEN)) + high)
     second = mixed(mixed(high + number * word(SILVER) + word(GOLDEN)) ^ (low + word(SILVER)))
     return first, second
@@ -307,37 +270,33 @@ def times(token: Any, first: Any, second: Any) -> Any:
     1 - u is 2**-k w, and -log2(w) a polynomial of 1 - w that is 0 at 0; up to 1/2 that is u
     itself, so the smallest times are as exact as any. The same bits on every Target.
     """
-    drawn = mixed(mixed(tile.cast(token, uint32) * word(GOLDEN) + first) ^ second)
-    unit = tile.cast(drawn, float32) * 2.0**-32 + 2.0**-33
-    bits = tile.bitcast(1.0 - unit, int32)
-    w = tile.bitcast((bits & whole(0x7FFFFF)) | whole(0x3F000000), float32)  # within [1/2, 1)
-    k = tile.maximum(whole(126) - (bits >> whole(23)), whole(0))
+    drawn = mixed(mixed(token.to(uint32) * word(GOLDEN) + first) ^ second)
+    unit = drawn.to(float32) * 2.0**-32 + 2.0**-33
+    bits = key_of(1.0 - unit)
+    w = tile.bitcast(bits & 0x7FFFFF | 0x3F000000, float32)  # within [1/2, 1)
+    k = tile.maximum(126 - (bits >> 23), 0)
     t = tile.where(unit < 0.5, unit, 1.0 - w)
-    sum = tile.full(t.shape, LOGARITHM[-1], float32)
+    sum = tile.full(t.shape, LOGARITHM[-1])
     for factor in LOGARITHM[-2::-1]:
-        sum = tile.multiply_add(sum, t, tile.full(t.shape, factor, float32))
-    return tile.multiply_add(sum, t, tile.cast(k, float32))
+        sum = tile.multiply_add(sum, t, tile.full(t.shape, factor))
+    return tile.multiply_add(sum, t, k.to(float32))
 
 
-@tile.function
-def raced(early: Any, token: Any, keep: Any, before: Any) -> Any:
+def raced(early: Any, token: Any, keep: Any, best: Any, winner: Any) -> Any:
     """(how early, token) of the first to arrive in each lane, after a block's tokens."""
-    best, winner = before
     sooner = keep & (early > best)
     return tile.where(sooner, early, best), tile.where(sooner, token, winner)
 
 
-@tile.function
 def nobody(lanes: int) -> Any:
     """What `raced` begins with: anybody is sooner."""
-    return tile.full((lanes,), -1.0, float32), tile.full((lanes,), 0, int32)
+    return tile.full((lanes,), -1.0), tile.zeros((lanes,), int32)
 
 
-@tile.function
 def first_of(early: Any, winner: Any) -> Any:
     """(how early, which token) the first of all is."""
     top = tile.max(early)
-    return top, tile.min(tile.where(early == top, winner, whole(LAST)))
+    return top, tile.min(tile.where(early == top, winner, LAST))
 
 
 @tile.function
@@ -349,11 +308,9 @@ def race(
     best, winner = nobody(block)
     for number in tile.range(first, last, bounds=(0, blocks - 1)):
         start = number * block
-        x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
-        token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
+        x, token = block_at(p, row, start, block), numbers(block, start)
         early = tile.where(sure, x, tile.quick_divide(x, times(token, *words)))
-        keep = tile.bitcast(x, int32) >= floor
-        best, winner = raced(early, token, keep, (best, winner))
+        best, winner = raced(early, token, key_of(x) >= floor, best, winner)
     return first_of(best, winner)
 
 
@@ -383,24 +340,23 @@ def draw(
     rows, columns = p.shape
     row = tile.grid(rows)
     out = tile.result((rows,), int32)
-    size = tile.load(sizes, (row, 0), ())
-    parts = tile.load(early, (row, 0), (early.shape[1],))
-    _, token = first_of(parts, tile.load(winners, (row, 0), (early.shape[1],)))
+    size = tile.load(sizes[row, 0])
+    parts = early.shape[1]
+    _, token = first_of(*(tile.load(of, (row, 0), (parts,)) for of in (early, winners)))
     if size > 0:
-        slot = tile.load(slots, (row,), ())
-        words = words_of(seeds, slot, tile.load(positions, (row,), ()))
-        share, k = tile.load(floats, (slot, top_p), ()), tile.load(limits, (row, 0), ())
-        floor, total = least(floats, slot, min_p), tile.load(sums, (row, 0), ())
-        key, place = cut(p, tokens, row, size, k, share, total, floor, block)
+        slot, one = tile.load(slots[row]), Listed(p, tokens, row, size, block)
+        words = words_of(seeds, slot, tile.load(positions[row]))
+        share, k = tile.load(floats[slot, top_p]), tile.load(limits[row, 0])
+        floor, total = least(floats, slot, min_p), tile.load(sums[row, 0])
+        key, place = one.cut(k, share, total, floor)
         best, winner = nobody(block)
         for start in tile.range(0, size, block):
-            x, here = listed_at(p, tokens, row, start, size, block)
-            found = tile.bitcast(x, int32)
-            keep = (found > key) | ((found == key) & (here <= place))
+            x, own, here = one.at(start)
+            keep = (own > key) | ((own == key) & (here <= place))
             sooner = tile.quick_divide(x, times(here, *words))
-            best, winner = raced(sooner, here, keep, (best, winner))
+            best, winner = raced(sooner, here, keep, best, winner)
         _, token = first_of(best, winner)
-    tile.store(out, (row,), tile.where(token < columns, token, whole(0)))  # p was not a number
+    tile.store(out, (row,), tile.where(token < columns, token, 0))  # p was not a number
 
 
 # ---- around it -------------------------------------------------------------------------------
@@ -412,11 +368,10 @@ def biased(x: Any, biases: Any, ids: Any, values: Any, slots: Any, *, block: int
     rows, columns = x.shape
     row, start = tile.grid(rows, tile.ceil_divide(columns, block))
     out = tile.result(x.shape, float32)
-    slot = tile.load(slots, (row,), ())
-    here = tile.cast(tile.arange(block), int32) + tile.cast(start * block, int32)
+    slot, here = tile.load(slots[row]), numbers(block, start * block)
     y = tile.load(x, (row, start * block), (block,))
-    for number in tile.range(0, tile.load(biases, (slot,), ())):
-        token, value = (tile.load(of, (slot, number), ()) for of in (ids, values))
+    for number in tile.range(0, tile.load(biases[slot])):
+        token, value = (tile.load(of[slot, number]) for of in (ids, values))
         y = y + tile.where(here == token, value, 0.0)
     tile.store(out, (row, start * block), y)
 
@@ -427,18 +382,17 @@ def largest(x: Any, *, count: int, block: int) -> None:
     rows, columns = x.shape
     row = tile.grid(rows)
     out = tile.result((rows, count), int32)
-    lane = tile.cast(tile.arange(block), int32)
-    last, at = tile.full((), tile.INF, float32), whole(-1)
+    last, at = tile.full((), tile.INF), whole(-1)
     for number in tile.range(0, count):
-        best = tile.full((block,), -tile.INF, float32)
+        best = tile.full((block,), -tile.INF)
         place = tile.full((block,), columns, int32)
         for start in tile.range(0, columns, block):
             value = tile.fill(tile.load(x, (row, start), (block,)), -tile.INF)
-            here = lane + tile.cast(start, int32)
+            here = numbers(block, start)
             after = (value < last) | ((value == last) & (here > at))
-            better = after & ((value > best) | (place == whole(columns))) & (here < columns)
+            better = after & ((value > best) | (place == columns)) & (here < columns)
             place = tile.where(better, here, place)
             best = tile.where(better, value, best)
         last = tile.max(best)
-        at = tile.min(tile.where(best == last, place, whole(columns)))
-        tile.store(out, (row, number), tile.minimum(at, whole(columns - 1)))  # if all are NaN
+        at = tile.min(tile.where(best == last, place, columns))
+        tile.store(out, (row, number), tile.minimum(at, columns - 1))  # if all are NaN

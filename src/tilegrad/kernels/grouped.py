@@ -17,7 +17,7 @@ from typing import Any
 from .. import tile
 from ..core.config import invariant
 from ..core.dtype import float32, float64, int32
-from ..ir.symbol import Size, ceil_divide, high, minimum
+from ..ir.symbol import Size, ceil_divide, high, minimum, power_of_two
 from ..tile.define import Definition
 from ..tile.trace import tracer
 
@@ -28,6 +28,18 @@ COLUMNS, GROUP, FIRST, LAST = 4, 0, 1, 2  # of a list of blocks
 def whole(value: int) -> Any:
     """An int32."""
     return tile.full((), value, int32)
+
+
+def numbers(count: int, start: Any = None) -> Any:
+    """0, 1, ... as int32; with a start, from that on."""
+    line = tile.arange(count).to(int32)
+    return line if start is None else line + tile.cast(start, int32)
+
+
+def scatter(to: Any, at: Any, value: Any, mask: Any) -> None:
+    """Write values at offsets where a mask holds; no two of those are the same."""
+    tracer().hints["distinct"] = True
+    tile.store(to, at, value, mask=mask, unique=True)
 
 
 @tile.function
@@ -46,19 +58,19 @@ def group_rows(ids: Any, *, groups: int, block: int) -> None:
     offsets = tile.result((groups + 1,), int32, fill="none")
     mine, before = tile.cast(group, int32), tile.zeros((block,), int32)
     for start in tile.range(0, rows, block):
-        before = before + tile.cast(ids_at(ids, start, block, groups) < mine, int32)
+        before = before + (ids_at(ids, start, block, groups) < mine).to(int32)
     place = tile.sum(before)
     if mine < 1:
         tile.store(offsets, (0,), place, unique=True)
     for start in tile.range(0, rows, block):
         own = ids_at(ids, start, block, groups) == mine
-        count = tile.sum(tile.cast(own, int32))
+        each = own.to(int32)
+        count = tile.sum(each)
         if count > 0:
-            here = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
-            at = place + tile.cumsum(tile.cast(own, int32)) - whole(1)
-            tracer().hints["distinct"] = True  # of those that are written
-            tile.store(order, at, here, mask=own, unique=True)
-            tile.store(inverse, here, at, mask=own, unique=True)
+            here = numbers(block, start)
+            at = place + tile.cumsum(each) - 1
+            scatter(order, at, here, own)
+            scatter(inverse, here, at, own)
             place = place + count
     tile.store(offsets, (group + 1,), place, unique=True)
 
@@ -68,7 +80,7 @@ def block_rows(rows: Size, groups: int) -> int:
     if invariant():
         return LEAST_BLOCK
     wanted = max(1, 2 * high(rows) // groups)
-    return min(MOST_BLOCK, max(LEAST_BLOCK, 1 << (wanted - 1).bit_length()))
+    return min(MOST_BLOCK, max(LEAST_BLOCK, power_of_two(wanted)))
 
 
 def most_blocks(rows: Size, groups: int, block: int) -> Size:
@@ -84,25 +96,22 @@ def list_sizes(rows: Size, groups: int) -> dict[str, Any]:
 
 def lanes_of(groups: int) -> int:
     """Lanes of a tile that has all groups."""
-    return max(16, 1 << (groups - 1).bit_length())
+    return max(16, power_of_two(groups))
 
 
 @tile.function
 def write_list(out: Any, first: Any, rows: Any, block: int) -> None:
     """A list of blocks of groups, of which each has its first row and how many."""
     room = tile.cast(out.shape[0] - 1, int32)  # offsets that do not rise would ask for more
-    lane = tile.cast(tile.arange(first.shape[0]), int32)
-    count = (rows + whole(block - 1)) // whole(block)
+    count = (rows + (block - 1)) // block
     ends = tile.cumsum(count)
-    for number in tile.range(0, tile.max(count)):
-        at = ends - count + tile.cast(number, int32)
-        row = first + tile.cast(number, int32) * whole(block)
-        here = (tile.cast(number, int32) < count) & (at < room)
-        found = (lane, row, tile.minimum(row + whole(block), first + rows))
+    for turn in tile.range(0, tile.max(count)):
+        number = tile.cast(turn, int32)
+        at, row = ends - count + number, first + number * block
+        here = (number < count) & (at < room)
+        found = (numbers(first.shape[0]), row, tile.minimum(row + block, first + rows))
         for column, value in zip((GROUP, FIRST, LAST), found):
-            tracer().hints["distinct"] = True  # of those that are written
-            to = (at + whole(1)) * whole(COLUMNS) + whole(column)
-            tile.store(out, to, value, mask=here, unique=True)
+            scatter(out, (at + 1) * COLUMNS + column, value, here)
     tile.store(out, (0, 0), tile.minimum(tile.sum(count), room), unique=True)
 
 
@@ -118,10 +127,9 @@ def block_list(offsets: Any, *, block: int, most: Any) -> None:
     groups = offsets.shape[0] - 1
     lanes = lanes_of(groups)
     tile.grid(1)
-    out, lane = list_of(most), tile.cast(tile.arange(lanes), int32)
-    first = tile.fill(tile.load(offsets, (0,), (lanes,)), 0)
-    last = tile.fill(tile.load(offsets, (1,), (lanes,)), 0)
-    rows = tile.maximum(tile.where(lane < groups, last - first, whole(0)), whole(0))
+    out = list_of(most)
+    first, last = (tile.fill(tile.load(offsets, (i,), (lanes,)), 0) for i in range(2))
+    rows = tile.maximum(tile.where(numbers(lanes) < groups, last - first, 0), 0)
     write_list(out, first, rows, block)
 
 
@@ -132,12 +140,12 @@ def grouped_outer(x: Any, y: Any, offsets: Any) -> None:
     T = tile.context()
     group, i, j = tile.grid(groups, tile.ceil_divide(down, T.m), tile.ceil_divide(across, T.n))
     out = tile.result((groups, down, across), x.dtype)
-    first, last = (tile.load(offsets, (group + at,), ()) for at in range(2))
+    first, last = (tile.load(offsets[group + at]) for at in range(2))
     total = tile.zeros((T.m, T.n), float64 if x.dtype is float64 else float32)
     for row in tile.range(first, last, T.k):
-        own = tile.cast(tile.arange(T.k), int32) + tile.cast(row, int32) < last
-        left = tile.fill(tile.fill(tile.load(x, (row, i * T.m), (T.k, T.m)), 0.0), 0.0)
-        right = tile.fill(tile.fill(tile.load(y, (row, j * T.n), (T.k, T.n)), 0.0), 0.0)
-        left, right = (tile.where(own[:, None], v, 0.0) for v in (left, right))
+        own = numbers(T.k, row) < last
+        left = tile.load(x, (row, i * T.m), (T.k, T.m))
+        right = tile.load(y, (row, j * T.n), (T.k, T.n))
+        left, right = (tile.where(own[:, None], tile.fill(v, 0.0), 0.0) for v in (left, right))
         total = tile.dot(tile.transpose(left), right, total)
-    tile.store(out, (group, i * T.m, j * T.n), tile.cast(total, x.dtype))
+    tile.store(out, (group, i * T.m, j * T.n), total.to(x.dtype))

@@ -20,8 +20,7 @@ from typing import Any
 from .. import tile
 from ..core.dtype import float32, int32, int64
 from ..tile.define import Definition
-from ..tile.trace import tracer
-from .grouped import lanes_of, list_of, whole, write_list
+from .grouped import lanes_of, list_of, numbers, scatter, whole, write_list
 
 NOT_A_NUMBER, SIGN = 0x7FC00000, 0x7FFFFFFF
 LEAST_KEY = -(1 << 63)  # below any key
@@ -33,10 +32,10 @@ def keys(x: Any, experts: int) -> Any:
     """Integers in the order of scores, then of columns from the last to the first."""
     lanes = x.shape[1]
     bits = tile.bitcast(tile.where(x == 0.0, 0.0, x), int32)
-    bits = tile.where(x == x, bits, whole(NOT_A_NUMBER))  # comes first, as in a sort
-    bits = tile.where(bits < 0, bits ^ whole(SIGN), bits)
+    bits = tile.where(x == x, bits, NOT_A_NUMBER)  # comes first, as in a sort
+    bits = tile.where(bits < 0, bits ^ SIGN, bits)
     column = tile.arange(lanes)
-    found = tile.cast(bits, int64) * (1 << 32) + (lanes - 1 - column)[None, :]
+    found = bits.to(int64) * (1 << 32) + (lanes - 1 - column)[None, :]
     inside = tile.broadcast((column < experts)[None, :], x.shape)
     return tile.where(inside, found, tile.full((), LEAST_KEY, int64))
 
@@ -47,7 +46,7 @@ def picked(
 ) -> tuple[Any, Any]:
     """(shares, ranks) of some tokens' experts: the rank among those picked is -1 for others."""
     experts = scores.shape[1]
-    x = tile.cast(tile.load(scores, (start, 0), (tokens, lanes_of(experts))), float32)
+    x = tile.load(scores, (start, 0), (tokens, lanes_of(experts))).to(float32)
     if powers:
         x = tile.fill(x, -tile.INF)
         x = tile.exp(x - tile.max(x, axis=1)[:, None])
@@ -66,7 +65,7 @@ def picked(
 @tile.function
 def own_of(ranks: Any, start: Any, rows: Any) -> tuple[Any, Any]:
     """(1 where an expert was picked, the number of each token): none for rows past the end."""
-    token = tile.cast(tile.arange(ranks.shape[0]), int32) + tile.cast(start, int32)
+    token = numbers(ranks.shape[0], start)
     inside = tile.broadcast((token < tile.cast(rows, int32))[:, None], ranks.shape)
     return (ranks >= 0) & inside, tile.broadcast(token[:, None], ranks.shape)
 
@@ -75,11 +74,10 @@ def own_of(ranks: Any, start: Any, rows: Any) -> tuple[Any, Any]:
 def write_sorted(results: Any, own: Any, ranks: Any, token: Any, first: Any, count: int) -> None:
     """Places of picked rows, of which those of an expert begin at `first`."""
     order, inverse, tokens = results
-    place = first[None, :] + tile.cumsum(tile.cast(own, int32), axis=0) - whole(1)
-    row = token * whole(count) + ranks
+    place = first[None, :] + tile.cumsum(own.to(int32), axis=0) - 1
+    row = token * count + ranks
     for to, at, value in ((order, place, row), (inverse, row, place), (tokens, place, token)):
-        tracer().hints["distinct"] = True  # of those that are written
-        tile.store(to, at, value, mask=own, unique=True)
+        scatter(to, at, value, own)
 
 
 @tile.function
@@ -111,9 +109,8 @@ def route(
     sorted_, offsets, out = results_of(rows * count, experts, block, most)
     x, ranks = picked(scores, 0, tokens, count, powers, shared)
     own, token = own_of(ranks, 0, rows)
-    tracer().hints["distinct"] = True  # of those that are written
-    tile.store(shares, token * whole(count) + ranks, x, mask=own, unique=True)
-    total = tile.sum(tile.cast(own, int32), axis=0)
+    scatter(shares, token * count + ranks, x, own)
+    total = tile.sum(own.to(int32), axis=0)
     write_sorted(sorted_, own, ranks, token, tile.cumsum(total) - total, count)
     write_groups(offsets, out, total, block)
 
@@ -130,11 +127,10 @@ def count_routes(scores: Any, *, count: int, powers: bool, shared: bool, tokens:
     counts = tile.result((programs, experts), int32)
     x, ranks = picked(scores, program * tokens, tokens, count, powers, shared)
     own, token = own_of(ranks, program * tokens, rows)
-    column = tile.cast(tile.arange(x.shape[1]), int32)[None, :]
+    column = numbers(x.shape[1])[None, :]
     for to, value in ((shares, x), (found, tile.broadcast(column, x.shape))):
-        tracer().hints["distinct"] = True  # of those that are written
-        tile.store(to, token * whole(count) + ranks, value, mask=own, unique=True)
-    tile.store(counts, (program, 0), tile.sum(tile.cast(own, int32), axis=0))
+        scatter(to, token * count + ranks, value, own)
+    tile.store(counts, (program, 0), tile.sum(own.to(int32), axis=0))
 
 
 @Definition
@@ -147,11 +143,10 @@ def place_routes(picks: Any, counts: Any, *, tokens: int, block: int, most: Any)
     before = total
     for start in tile.range(0, programs, COUNTED):
         some = tile.fill(tile.load(counts, (start, 0), (COUNTED, lanes)), 0)
-        number = tile.cast(tile.arange(COUNTED), int32) + tile.cast(start, int32)
         total = total + tile.sum(some, axis=0)
-        earlier = tile.broadcast((number < mine)[:, None], some.shape)
-        before = before + tile.sum(tile.where(earlier, some, whole(0)), axis=0)
-    column = tile.cast(tile.arange(lanes), int32)[None, :]
+        earlier = tile.broadcast((numbers(COUNTED, start) < mine)[:, None], some.shape)
+        before = before + tile.sum(tile.where(earlier, some, 0), axis=0)
+    column = numbers(lanes)[None, :]
     ranks = tile.full((tokens, lanes), -1, int32)
     for number in tile.range(0, count):
         expert = tile.fill(tile.load(picks, (program * tokens, number), (tokens,), axes=(0,)), -1)

@@ -73,6 +73,12 @@ def unravel(linear: Size, shape: Sequence[Size]) -> Index:
     return tuple(reversed(found))
 
 
+def placed(at: Mapping[int, Size], rank: int, rest: Iterable[Size] = ()) -> Index:
+    """An index of so many axes that is known at some of them; others take the rest in turn."""
+    others = iter(rest)
+    return tuple(at[axis] if axis in at else next(others) for axis in range(rank))
+
+
 def _reshape(node: Node, index: Index) -> Index:
     """Align runs of axes with equal sizes, so that only what really mixes is divided. What is left
     at the end is equal by a requirement (N as N // 2 rows of 2)."""
@@ -108,10 +114,7 @@ def _smaller(a: Size, b: Size) -> bool:
 
 
 def _permute(node: Node, index: Index) -> Index:
-    found: list[Size] = [0] * len(index)
-    for axis, i in zip(node.attrs["order"], index):
-        found[axis] = i
-    return tuple(found)
+    return placed(dict(zip(node.attrs["order"], index)), len(index))
 
 
 def _expand(node: Node, index: Index) -> Index:

@@ -34,7 +34,7 @@ from ..tile.array import FULL, HELD, LEFT, RIGHT, SPARSE, ArrayWork, Operand, Ou
 from .access import offset_of, strides_of, through
 from .array_steps import ALONG, VECTOR, Reader, Refused, takes_product
 from .dot import DotLowering, VectorProducts
-from .family import Bodies, ByFunction, Family, Offer
+from .family import Bodies, ByFunction, Family, Offer, Offers
 from .loops import lower_loops
 from .plan import Plan
 from .problem import Problem
@@ -59,7 +59,7 @@ def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], cut
 class ArrayFamily(Family):
     """What both Families of an array share."""
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region, target: Target) -> Offers:
         """The array's own rate, where it has all that the Region needs."""
         try:
             works = work_of_region(region, target)
@@ -107,7 +107,7 @@ class ArrayLoops(ArrayFamily):
             return False
         return not refuses_value(node, region, leaves, cut)
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region, target: Target) -> Offers:
         """Where it takes all of it."""
         if region.kind != "loops" or region.order != "row":
             return "the array has no sums along an axis but rows"
@@ -280,8 +280,8 @@ def _factors(dot: Node, reads: list[Node]) -> tuple[Sizes, list[Operand]]:
     found = Problem(dot)
     batch, m, k, n = found.sizes
     a, b = dot.inputs
-    left = [*found.batch[0], *found.free_a, *found.contract[0]]
-    right = [*found.batch[1], *found.contract[1], *found.free_b]
+    left = [*found.batch[0], *found.free[0], *found.contract[0]]
+    right = [*found.batch[1], *found.contract[1], *found.free[1]]
     return (batch, m, n, k), [
         _operand(LEFT, build.permute(a, left), reads, (batch, m, k)),
         _operand(RIGHT, build.permute(b, right), reads, (batch, k, n)),

@@ -31,6 +31,7 @@ ALONG = {ops.sum_: "row_sum", ops.max_: "row_max"}
 ORDERED = ("max", "min")
 WRAPS = 1 << 31
 Range = tuple[int, int]
+Found = tuple[Any, Range]  # a reference, ('v', what) or ('#', number), and its range
 
 
 class Refused(Exception):
@@ -67,19 +68,19 @@ class Reader:
     ) -> None:
         self.inside = set(values)
         self.leaves, self.target, self.dot = leaves, target, dot
-        self.known: dict[Node, tuple[Any, Range]] = {}
+        self.known: dict[Node, Found] = {}
         self.operands: list[Node] = []  # of the vector unit, as they are moved
         self.steps: list[tuple[str, Any, Any, int]] = []
         unit = target.array
         self.wide = int32 if unit is None else unit.accumulator
 
-    def value(self, node: Node) -> tuple[Any, Range]:
-        """(reference, range): ('v', what) or ('#', number)."""
+    def value(self, node: Node) -> Found:
+        """The value of a Node, found once."""
         if node not in self.known:
             self.known[node] = self._value(node)
         return self.known[node]
 
-    def _value(self, node: Node) -> tuple[Any, Range]:
+    def _value(self, node: Node) -> Found:
         if node is self.dot:
             return ("product",), bounds(int32)
         if self.wide is not int32:  # subnormal numbers differ from the host's
@@ -115,14 +116,14 @@ class Reader:
         first, second = node.inputs
         return self._step(node, VECTOR[node.op], first, second)
 
-    def _along(self, node: Node) -> tuple[Any, Range]:
+    def _along(self, node: Node) -> Found:
         """A sum or the largest of each row."""
         split = reduce_split(node)
         if node.dtype is not int32 or split is None or split[1] != "row":
             raise Refused(f"has no {node.op.name} of {node.dtype.name} but along rows of int32")
         return self._one(ALONG[node.op], node.inputs[0])
 
-    def _one(self, kind: str, node: Node, number: int = 0, shift: int = 0) -> tuple[Any, Range]:
+    def _one(self, kind: str, node: Node, number: int = 0, shift: int = 0) -> Found:
         """A step of one value and a number."""
         found, within = self.value(node)
         if found[0] == "#":
@@ -130,7 +131,7 @@ class Reader:
         self.steps.append((kind, found, ("#", number), shift))
         return ("step", len(self.steps) - 1), within if kind == "row_max" else bounds(int32)
 
-    def _chosen(self, node: Node) -> tuple[Any, Range]:
+    def _chosen(self, node: Node) -> Found:
         """The smaller or the larger of two that a `where` compares."""
         test, first, second = node.inputs
         if test.op is not ops.less and test.op is not ops.less_equal:
@@ -141,20 +142,20 @@ class Reader:
             return self._step(node, "max", first, second)
         raise Refused("has no where but of the larger or smaller")
 
-    def _constant(self, node: Node) -> tuple[Any, Range]:
+    def _constant(self, node: Node) -> Found:
         value = node.attrs["value"]
         if node.dtype.kind != "int" or not -WRAPS <= int(value) < WRAPS:
             raise Refused(f"has no {node.dtype.name}")
         return ("#", int(value)), (int(value), int(value))
 
-    def _operand(self, node: Node) -> tuple[Any, Range]:
+    def _operand(self, node: Node) -> Found:
         if node.dtype not in (int8, int32) or self.wide is not int32:
             raise Refused(f"has no {node.dtype.name}")
         if node not in self.operands:
             self.operands.append(node)
         return ("operand", node), bounds(node.dtype)
 
-    def _cast(self, node: Node) -> tuple[Any, Range]:
+    def _cast(self, node: Node) -> Found:
         inner = node.inputs[0]
         if node.dtype is int32 and inner.dtype is int64:
             return self._scaled(inner)
@@ -166,7 +167,7 @@ class Reader:
             raise Refused(f"wraps nothing to {node.dtype.name}: values may be {least} to {most}")
         return value, (least, most)
 
-    def _scaled(self, node: Node) -> tuple[Any, Range]:
+    def _scaled(self, node: Node) -> Found:
         """(int64(a) * int64(b) + half) >> shift: a product with rounding; b may be 1."""
         shift = 0
         if node.op is ops.shift_right:
@@ -205,9 +206,7 @@ class Reader:
             found = one.op.make((found,), one.attrs)
         return found
 
-    def _step(
-        self, node: Node, kind: str, first: Node, second: Node, shift: int = 0
-    ) -> tuple[Any, Range]:
+    def _step(self, node: Node, kind: str, first: Node, second: Node, shift: int = 0) -> Found:
         if node.dtype is not int32 and not shift and not (kind in ORDERED and node.dtype is int8):
             if not (kind == "mul" and node.dtype is int64):
                 raise Refused(f"has no {node.op.name} of {node.dtype.name}")

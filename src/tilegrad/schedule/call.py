@@ -16,7 +16,7 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node
-from ..ir.symbol import Size, high
+from ..ir.symbol import Size, ceil_divide, high
 from ..ir.types import Tile, product
 from ..tile.build import Body
 from ..tile.callee import KernelCallee
@@ -115,7 +115,7 @@ def _work(block: Block) -> int:
     for node in block.nodes:
         if node.op.name == "loop":
             lower, upper = (_known(i) for i in node.inputs[:2])
-            trips = max(1, -(-(upper - lower) // node.attrs["step"]))
+            trips = max(1, ceil_divide(upper - lower, node.attrs["step"]))
             total += trips * _work(node.blocks[0])
         elif node.blocks:
             total += max(_work(b) for b in node.blocks)

@@ -24,7 +24,7 @@ from ..tile.define import Definition
 from ..tile.plan import Plan
 from .cost import bytes_moved
 from .families import CHOICES, family_of, rows_of
-from .family import Family, Offer, Verdict, judged
+from .family import Family, Offer, Offers, Verdict, judged
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Surroundings:
 class Chosen(Family):
     """A Family of single ops."""
 
-    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
         """Plans for an op with their seconds, or why there is none."""
         return [Offer(roofline_of(node, target))]
 

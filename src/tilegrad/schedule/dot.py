@@ -34,6 +34,8 @@ from ..ir.symbol import (
     maximum,
     minimum,
     modulo,
+    power_of_two,
+    round_up,
     substitute,
 )
 from ..ir.types import Array, Memory, product
@@ -42,9 +44,9 @@ from . import plan as plans
 from . import sheet as parameters
 from .access import Index, atom_of, offset_of, reads_below
 from .evaluate import wide
-from .family import Bodies, Family, Made, Offer, roofline
+from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .plan import Plan
-from .problem import breaks_of_groups, power_of_two, problem_of, stride_of
+from .problem import breaks_of_groups, problem_of, stride_of
 from .region import Region
 from .sheet import Parameter, Sheet
 
@@ -68,6 +70,7 @@ class DotLowering:
         self.problem = problem_of(region.anchor)
         self.stored = region.stored
         self.accumulator = wide(dtypes.accumulator(region.anchor.inputs[0].dtype))
+        self.input = self.accumulator  # what operands are packed as
 
     def choose(self) -> Plan:
         """The cheapest Plan for these sizes."""
@@ -79,7 +82,7 @@ class DotLowering:
 
     def rows_of_group(self, unit: int) -> int:
         """Rows of a group that a program takes: of most groups all, whose weights it packs."""
-        return -(-FEW_GROUPS * self.problem.most[1] // unit) * unit
+        return round_up(FEW_GROUPS * self.problem.most[1], unit)
 
     # ---- the Body -------------------------------------------------------------------------
 
@@ -189,6 +192,16 @@ class DotLowering:
         )
         return "turned" if turned else "lines" if along_n == 1 else "pieces"
 
+    def a_at(self, k: Size, row: Size) -> Node:
+        """What is packed of a."""
+        p = self.problem
+        return self.b.cast(self.e.value(p.a, p.index_a(self.batch, row, k)), self.input)
+
+    def b_at(self, k: Size, column: Size) -> Node:
+        """What is packed of b."""
+        p = self.problem
+        return self.b.cast(self.e.value(p.b, p.index_b(self.batch, k, column)), self.input)
+
     def pack_b(self, at: Size, count: Size) -> None:
         """packed[panel, i, :] = b[at + i, column + panel * nr ...]."""
         b, lies, bounds = self.b, self.lies(), (0, self.plan.block_k - 1)
@@ -207,61 +220,56 @@ class DotLowering:
 
     def pack_line(self, at: Size, i: Size, j: Size) -> None:
         """One row of one panel."""
-        b, p, nr = self.b, self.problem, self.plan.nr
+        b, nr = self.b, self.plan.nr
         with self.columns(self.column + j * nr) as lane:
-            value = self.e.value(p.b, p.index_b(self.batch, at + i, lane))
-            value = b.broadcast(b.cast(value, self.accumulator), (nr,))
+            value = b.broadcast(self.b_at(at + i, lane), (nr,))
             b.store(self.packed_b, value, (j, i, 0), (2,))
 
     def pack_turned(self, at: Size, count: Size, j: Size) -> None:
         """The same where b is contiguous along k: squares turned in registers."""
-        b, p, lanes = self.b, self.problem, self.plan.lanes
+        b, lanes = self.b, self.plan.lanes
         start = self.column + j * self.plan.nr
         for i in b.each("k", 0, count, lanes, bounds=(0, self.plan.block_k - 1)):
             for piece in range(0, self.plan.nr, lanes):
                 columns = [start + (piece + r) for r in range(lanes)]
-                square = self.turned(p.b, lambda k, n: p.index_b(self.batch, k, n), columns, at + i)
+                square = b.turned(self.lines(self.b_at, columns, at + i, lanes))
                 square = b.reshape(square, (1, lanes, lanes))
                 b.store(self.packed_b, square, (j, i, piece), (0, 1, 2))
 
-    def turned(
-        self, x: Node, index: Callable[[Size, Size], Index], others: Sequence[Size], k: Size
-    ) -> Node:
-        """A square of x: a line for each element of k, a column for each of the other axis; index
-        takes both."""
-        b, e, lanes = self.b, self.e, self.plan.lanes
-        rows = []
+    def lines(
+        self, operand: Callable[[Size, Size], Node], others: Sequence[Size], k: Size, lanes: int
+    ) -> list[Node]:
+        """Neighbours along k of an operand, for each of some places of its other axis."""
+        found = []
         for other in others:
-            with e.vector(k, lanes, self.problem.sizes[2], True) as lane:
-                rows.append(b.cast(e.value(x, index(lane, other)), self.accumulator))
-        return b.turned(rows)
+            with self.e.vector(k, lanes, self.problem.sizes[2], True) as lane:
+                found.append(operand(lane, other))
+        return found
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[r, i] = a[row r, at + i], or packed[i, r] in lines of k."""
-        b, e, p, plan = self.b, self.e, self.problem, self.plan
-        (_, m, k, _), bounds = p.sizes, (0, plan.block_k - 1)
+        b, e, plan = self.b, self.e, self.plan
+        (_, m, k, _), bounds = self.problem.sizes, (0, plan.block_k - 1)
         if self.lines_of_k and not self.along_m:
             for i in b.each("k", 0, count, plan.lanes, bounds=bounds):
                 for r in range(0, plan.mr, plan.lanes):
                     some = rows[r : r + plan.lanes]
-                    square = self.turned(
-                        p.a, lambda k, row: p.index_a(self.batch, row, k), some, at + i
-                    )
+                    square = b.turned(self.lines(self.a_at, some, at + i, plan.lanes))
                     b.store(self.packed_a, square, (i, r), (0, 1))
             return
         if self.along_m:  # neighbouring rows at once
             width = power_of_two(plan.mr)
             for i in b.each("k", 0, count, unroll=4, bounds=bounds):
                 with e.vector(rows[0], width, m, False) as lane:
-                    x = b.cast(e.value(p.a, p.index_a(self.batch, lane, at + i)), self.accumulator)
-                    b.store(self.packed_a, b.broadcast(x, (width,)), (i, 0), (1,))
+                    x = b.broadcast(self.a_at(at + i, lane), (width,))
+                    b.store(self.packed_a, x, (i, 0), (1,))
             return
         even = modulo(k, plan.lanes) == 0 and plan.block_k % plan.lanes == 0
         for r, row in enumerate(rows):
             for i in b.each("k", 0, count, plan.lanes, unroll=4, bounds=bounds):
                 with e.vector(at + i, plan.lanes, k, even) as lane:
-                    x = b.cast(e.value(p.a, p.index_a(self.batch, row, lane)), self.accumulator)
-                    b.store(self.packed_a, b.broadcast(x, (plan.lanes,)), (r, i), (1,))
+                    x = b.broadcast(self.a_at(lane, row), (plan.lanes,))
+                    b.store(self.packed_a, x, (r, i), (1,))
 
     # ---- panels ---------------------------------------------------------------------------
 
@@ -329,7 +337,7 @@ class DotLowering:
         if self.along_m or high(m) <= plan.mr:
             return []
         row, place = atom_of("far_row", m), atom_of("far_k", k)
-        share = -(-plan.mr // (plan.block_n // plan.nr))
+        share = ceil_divide(plan.mr, plan.block_n // plan.nr)
         found: list[tuple[Node, Size]] = []
         for node, index in reads_below([(p.a, p.index_a(self.batch, row, place))], self.e.memories):
             offset = offset_of(node, index)
@@ -424,7 +432,7 @@ class VectorProducts(Family):
         """Rows of groups that are mostly alone are no product."""
         return () if invariant() else breaks_of_groups(node, 1)
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region, target: Target) -> Offers:
         """The roofline at the accumulator's rate: products are made in its dtype."""
         flops, _ = region.work
         rate = target.peak_flops(wide(dtypes.accumulator(region.anchor.inputs[0].dtype)))

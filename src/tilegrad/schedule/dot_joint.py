@@ -25,13 +25,13 @@ from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import FITTED, ranked
-from ..kernels.matmul.shape import Operands, WidePlan
+from ..kernels.matmul.shape import Operands
 from ..kernels.matmul.table import PLAIN
 from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
 from ..tile.build import Body
 from .access import base_of
 from .dot_wide import FEW_TOKENS, WideDot, accepts
-from .family import Bodies, Family, Offer
+from .family import Bodies, Family, Offer, Offers
 from .fuse import Fuser
 from .lowering import Lowering
 from .problem import breaks_of_groups
@@ -257,12 +257,9 @@ class JointDot(WideDot):
 
     def build(self, x: Operands) -> Body:
         """The joint kernel over this Region's parameters."""
-        assert self.choice is not None
-        plan = self.choice.plan
-        if isinstance(plan, MatvecPlan):
+        if isinstance(self.plan, MatvecPlan):
             parts = [(p.stored[0], self.shared(p)) for p in self.parts if not self.gated]
             return self.build_matvec(parts or [(self.stored[0], self)])
-        assert isinstance(plan, WidePlan)
         _, m, _, n = self.problem.sizes
         if self.gated:
             stored, epilogues = [(self.stored[0], n)], [self.epilogue]
@@ -272,7 +269,7 @@ class JointDot(WideDot):
         results = [self.b.matrix(self.outputs[v], (m, size), (size, 1)) for v, size in stored]
         self.kernel = (GroupedJoint if x.block else JointMatmul)(
             x,
-            plan,
+            self.plan,
             self.b,
             self.tokens(),
             [self.weights(p) for p in self.parts],
@@ -329,7 +326,7 @@ class LibraryProducts(Family):
         mosts = (FEW_TOKENS // 2, FEW_TOKENS, FITTED, 2 * FEW_TOKENS)
         return () if few else [(rows, most + 1) for most in mosts]
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region, target: Target) -> Offers:
         """The Plan that its model of time, or a table of measured ones, puts first."""
         given = (region.inputs, target)
         dot = JointDot(region, *given) if isinstance(region, Joint) else WideDot(region, *given)

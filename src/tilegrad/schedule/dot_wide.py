@@ -21,7 +21,7 @@ from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological, walk
-from ..ir.symbol import Size, floor_divide, high, loop_index
+from ..ir.symbol import Size, floor_divide, high, loop_index, power_of_two, round_up
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecPlan
@@ -42,7 +42,7 @@ from .access import MOVEMENT, Index, base_of, offset_of, reads_below, strides_of
 from .cost import instructions
 from .evaluate import wide
 from .family import Made
-from .problem import power_of_two, problem_of
+from .problem import problem_of
 from .region import Region
 from .threads.tiles import ThreadSheet
 from .values import is_part, is_whole
@@ -84,7 +84,7 @@ def matrix_of(
     strides = [s for s in lies[0] if isinstance(s, int)]
     if len(strides) < len(probes):
         return None
-    step = -(-max(1 + high(p) for p in probes[1:]) // ALIGNMENT) * ALIGNMENT
+    step = round_up(max(1 + high(p) for p in probes[1:]), ALIGNMENT)
     single = [isinstance(p, int) for p in probes[1:]]  # a row or column: any step will do
     found = Matrix(place[0], strides[0], *(step if x else s for x, s in zip(single, strides[1:])))
     return found if found.aligned or not copied else None
@@ -109,7 +109,7 @@ class WideDot:
         below = topological(region.stored, set(self.reads).__contains__)
         self.wholes = [v for v in below if v not in self.reads and is_whole(v)]
         self.totals: dict[tuple[Node, int], Node] = {}  # whole sums of a consumer's tokens
-        self.kernel: WideMatmul | Matvec | None = None
+        self.kernel: Any = None  # that is being built
         self.brought: dict[tuple[int, int], list[tuple[Node, Index, Node]]] = {}  # read early
         self.problem = problem_of(self.dot)
         self.parts = self.parts or [self]
@@ -153,6 +153,12 @@ class WideDot:
         """Whether the matvec takes the product: not one of long rows with nothing around it."""
         alone = len(self.reads) == 2 and high(x.k) > LONG
         return not alone and not matvec_why_not(x, self.target)
+
+    @property
+    def plan(self) -> Any:
+        """The Plan that was chosen."""
+        assert self.choice is not None
+        return self.choice.plan
 
     @property
     def turned(self) -> bool:
@@ -253,7 +259,7 @@ class WideDot:
 
     def lower(self, name: str) -> Made:
         """The Body."""
-        assert self.choice is not None and self.operands is not None
+        assert self.operands is not None
         given = parameters.reads(self.reads, self.region.constants)
         sheet = ThreadSheet(name, [*given, *parameters.results(self.region.stored)])
         self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
@@ -262,13 +268,13 @@ class WideDot:
 
     def build(self, x: Operands) -> Body:
         """The kernel over this Region's parameters."""
-        assert self.choice is not None
-        plan = self.choice.plan
+        plan = self.plan
         if isinstance(plan, MatvecPlan):
             return self.build_matvec([(self.stored[0], self)])
         given = (self.b, self.memories(), self.epilogue)
         if isinstance(plan, ThreadPlan):
-            return ThreadMatmul(x, plan, *given).build()
+            self.kernel = ThreadMatmul(x, plan, *given)
+            return self.kernel.build()
         known = {*self.reads, *self.region.values[:1]}
         costly = instructions(self.stored, known, self.region.rounded) > COSTLY
         self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
@@ -315,14 +321,13 @@ class WideDot:
 
     def build_matvec(self, results: Sequence[tuple[Node, WideDot]]) -> Body:
         """One token: the weights of the parts, and who computes each result of them."""
-        assert self.choice is not None and self.operands is not None
-        b, k, plan = self.b, high(self.operands.k), self.choice.plan
-        assert isinstance(plan, MatvecPlan)
+        assert self.operands is not None
+        b, k = self.b, high(self.operands.k)
         memories = [self.e.memories[p.right.node] for p in self.parts]
         sizes = [high(p.problem.sizes[3]) for p in self.parts]
         self.kernel = Matvec(
             self.operands,
-            plan,
+            self.plan,
             b,
             self.token,
             [b.matrix(m, (n * k // LINE, LINE), (LINE, 1)) for m, n in zip(memories, sizes)],
@@ -336,7 +341,6 @@ class WideDot:
 
     def ask(self, shape: tuple[int, int], where: tuple[Size, Size, Size]) -> None:
         """Read what the epilogue of a piece will want, so that it need not wait for it."""
-        assert self.kernel is not None
         with self.piece(shape, where) as at:
             own = self.problem.result_index(where[0], *at)
             starts = [(v, own) for v in self.stored if v.shape == self.dot.shape]
@@ -442,11 +446,10 @@ class WideDot:
         b = self.b
         return b.apply("add", b.add(tile_ops.iota(size=size, dtype=int64)), b.index(start))
 
-    def bind_wholes(self, own: int, at: Size, columns: int) -> None:
+    def bind_wholes(self, at: Size, columns: int) -> None:
         """Say what whole sums are for the tokens of a piece."""
-        assert self.kernel is not None
         for whole in self.wholes:
-            total = self.totals[(whole, own)]
+            total = self.totals[(whole, self.kernel.own)]
             if isinstance(self.kernel, Matvec):
                 pass  # one number
             elif not self.turned:
@@ -488,11 +491,10 @@ class WideDot:
             rounded = [self.e.settled(self.b.cast(p, kind), self.dot) for p in own_pieces]
             linear = self.problem.linear(batch, at_m, at_n)
             own = self.problem.result_index(batch, at_m, at_n)
-            if self.wholes and self.kernel is not None:
-                self.bind_wholes(self.kernel.own, at_m, columns)
+            if self.totals:
+                self.bind_wholes(at_m, columns)
             self.e.own.update(zip(dots, rounded))
-            where = (self.kernel.own, self.kernel.piece) if self.kernel is not None else (0, 0)
-            for known in self.brought.get(where, ()):
+            for known in self.brought.get((self.kernel.own, self.kernel.piece), ()):
                 self.e.bind(*known)
             for read, brought in near.items():
                 self.e.bind(read, own, self.b.cast(brought, wide(read.dtype)))

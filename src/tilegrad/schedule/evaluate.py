@@ -45,6 +45,7 @@ from .access import (
     joined,
     moved,
     offset_of,
+    placed,
     ravel,
     symbolic,
     walk_down,
@@ -259,19 +260,21 @@ class Evaluator:
         varying = self._varying(offset)
         if not varying:
             mask = self.mask if self.mask is not None and not self.mask.shape else None
-            if self.mask is not None and self.mask.shape and self._may_escape(memory, offset):
+            escapes = not Condition(offset, memory.shape[0]).holds()
+            if self.mask is not None and self.mask.shape and escapes:
                 mask = b.reduce(self.mask, 0, "max")
             return b.load(memory, (offset,), mask=mask)
-        if self.lane is not None and varying == [self.lane]:
-            step = coefficient(offset, self.lane)
-            if step == 1:
-                start = substitute(offset, {self.lane: self.base})
-                return b.load(memory, (start,), (self.lanes,), (0,), self.mask)
+        start = self._line(offset, varying)
+        if start is not None:
+            return b.load(memory, (start,), (self.lanes,), (0,), self.mask)
         return b.gather(memory, b.index(offset), self.mask)
 
-    def _may_escape(self, memory: Node, offset: Size) -> bool:
-        size = memory.shape[0]
-        return low(offset) < 0 or low(size - offset) < 1
+    def _line(self, offset: Size, varying: Sequence[Expr]) -> Size | None:
+        """Where an offset begins that moves along the lane, place by place; None for others."""
+        lane = self.lane
+        if lane is None or varying != [lane] or coefficient(offset, lane) != 1:
+            return None
+        return substitute(offset, {lane: self.base})
 
     def store(self, memory: Node, value: Node, offset: Size) -> None:
         """Write a value (rounded to the Memory's dtype) at a linear offset."""
@@ -284,12 +287,11 @@ class Evaluator:
             b.store(memory, value, (offset,))
             return
         value = b.broadcast(value, (self.lanes,))
-        lane = self.lane
-        if lane is not None and varying == [lane] and coefficient(offset, lane) == 1:
-            start = substitute(offset, {lane: self.base})
+        start = self._line(offset, varying)
+        if start is None:
+            b.scatter(memory, value, b.index(offset), self.mask)
+        else:
             b.store(memory, value, (start,), (0,), self.mask)
-            return
-        b.scatter(memory, value, b.index(offset), self.mask)
 
     def hoist(self, node: Node, index: Index, inner: Sequence[Expr]) -> None:
         """Evaluate now every part of a value that does not depend on the inner atoms."""
@@ -362,15 +364,8 @@ def _concatenate(e: Evaluator, node: Node, index: Index) -> Node:
 def _gather(e: Evaluator, node: Node, index: Index) -> Node:
     x, axes = node.inputs[0], node.attrs["axes"]
     rank = len(node.inputs[1].shape)
-    positions = dict(
-        zip(
-            axes,
-            (e.position(i, index[:rank], x.shape[a]) for i, a in zip(node.inputs[1:], axes)),
-        )
-    )
-    rest = iter(index[rank:])
-    full = tuple(positions[a] if a in positions else next(rest) for a in range(len(x.shape)))
-    return e.value(x, full)
+    at = {a: e.position(i, index[:rank], x.shape[a]) for i, a in zip(node.inputs[1:], axes)}
+    return e.value(x, placed(at, len(x.shape), index[rank:]))
 
 
 def _random_bits(e: Evaluator, node: Node, index: Index) -> Node:

@@ -47,6 +47,9 @@ class Offer:
     model: str = ROOFLINE
 
 
+Offers = Sequence[Offer] | str  # Plans with their seconds, or why there is none
+
+
 class Family:
     """A way to compute Regions; what it does not take it refuses in words."""
 
@@ -71,7 +74,7 @@ class Family:
         """The Preparation that makes what kernels read of a constant Node; None: as it is."""
         return None
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region, target: Target) -> Offers:
         """Plans for a Region with their seconds, or why there is none."""
         return [Offer(roofline(region, target))]
 
@@ -126,7 +129,7 @@ def select(
 
 
 def judged(
-    answers: Sequence[tuple[Family, Sequence[Offer] | str]],
+    answers: Sequence[tuple[Family, Offers]],
 ) -> tuple[Family, Offer, Verdict]:
     """The best of what Families answered, of which one at least offers."""
     refused = [(family.name, found) for family, found in answers if isinstance(found, str)]

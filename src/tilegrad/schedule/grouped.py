@@ -26,7 +26,7 @@ from ..core.target import Target
 from ..graph import ops
 from ..graph.picked import by_all, by_rows, ids_of
 from ..ir.node import Node
-from ..ir.symbol import Size, high
+from ..ir.symbol import Size, high, power_of_two
 from ..kernels import draw as draws
 from ..kernels import grouped as kernels
 from ..kernels import route as routes
@@ -35,7 +35,7 @@ from ..tile.define import Definition
 from ..tile.plan import Plan
 from .access import base_of
 from .chosen import Chosen, Listed, Surroundings
-from .family import Offer
+from .family import Offer, Offers
 
 WARPS = 4  # that make a list
 REPEATED = [ops.reshape, ops.expand, ops.reshape]  # each row several times
@@ -67,7 +67,7 @@ def alone(node: Node, target: Target) -> bool:
 class OwnWeights(Chosen):
     """Rows read their own weights."""
 
-    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
         """See `alone`."""
         return [Offer(0.0)] if alone(node, target) else "one product is faster"
 
@@ -86,7 +86,7 @@ class OneProduct(Chosen):
     """Rows are multiplied with all weights, or, sorted by them, as a product of groups: with a
     list of blocks where its kernel reads one."""
 
-    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
         """Where rows do not read their own."""
         return "rows read their own weights" if alone(node, target) else [Offer(0.0)]
 
@@ -167,7 +167,7 @@ class Groups(Chosen):
         if node.op is ops.grouped_outer:
             return call(kernels.grouped_outer, inputs, Plan().with_(m=SIDE, n=SIDE, k=STEP))
         if node.op is ops.group_rows:
-            wanted = 1 << (high(node.inputs[0].shape[0]) - 1).bit_length()
+            wanted = power_of_two(high(node.inputs[0].shape[0]))
             block = min(MOST_IDS, max(FEWEST_IDS, wanted))
             block = block if target.has_threads else FEWEST_IDS
             plan = Plan().with_(warps=max(1, block // EACH))
@@ -176,7 +176,7 @@ class Groups(Chosen):
         count, powers, shared = node.attrs.values()
         most, lanes = high(tokens), kernels.lanes_of(experts)
         each = 8 if most <= FEW_TOKENS else min(MANY_TOKENS, HELD // lanes)
-        each = 1 << (most - 1).bit_length() if most <= ALONE_TOKENS else each
+        each = power_of_two(most) if most <= ALONE_TOKENS else each
         plan = Plan().with_(warps=min(32, max(1, each * lanes // (32 * THREAD))))
         how = {"count": count, "powers": powers, "shared": shared, "tokens": each}
         listed = bool(target.asynchronous_units)  # kernels read a list of blocks
@@ -219,7 +219,7 @@ class Draws(Chosen):
             plan, block = Plan(), OF_VECTORS
             if target.has_threads:
                 fewer = RACING if definition is draws.draw else 1
-                found = min(MOST_TOKENS, max(FEWEST_TOKENS, 1 << (columns - 1).bit_length()))
+                found = min(MOST_TOKENS, max(FEWEST_TOKENS, power_of_two(columns)))
                 plan, block = Plan().with_(warps=found // TOKENS_EACH), found // fewer
             return near.launch(definition, given, plan, target, block=block, **static)
 

@@ -19,7 +19,7 @@ from ..core.dtype import float64, int64
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, low, modulo
+from ..ir.symbol import Expr, Size, ceil_divide, floor_divide, high, loop_index, low, modulo
 from ..tile.build import BodyBuilder
 from ..tile.numeric import COMBINE
 from .access import Place, atom_of, unravel
@@ -69,7 +69,7 @@ class Lines(Part):
         Accumulators that are `blocked` start anew, as `fresh` ones, after CHAIN additions.
         """
         b, e = self.b, self.e
-        turns = -(-high(span[1] - span[0]) // self.lanes)
+        turns = ceil_divide(high(span[1] - span[0]), self.lanes)
 
         def whole(first: Size, last: Size, carried: list[Node]) -> list[Node]:
             def nest(line: Size, inside: list[Node]) -> Sequence[Node]:

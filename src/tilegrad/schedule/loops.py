@@ -37,6 +37,7 @@ from ..ir.symbol import (
     loop_index,
     minimum,
     modulo,
+    round_up,
     substitute,
 )
 from ..tile import ops as tile_ops
@@ -273,7 +274,7 @@ class ColumnLoops(Reductions):
 
     def accumulators(self, node: Node, block: int) -> list[Node]:
         """Scratch for the running results of a reduction."""
-        size = -(-block // self.lanes) * self.lanes
+        size = round_up(block, self.lanes)
         scratch = [self.b.allocate((size,), wide(node.inputs[0].dtype), "l1")]
         if node.op is ops.argmax:
             scratch.append(self.b.allocate((size,), int64, "l1"))

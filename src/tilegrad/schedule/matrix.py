@@ -10,16 +10,15 @@ end is zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ..core.target import MatrixUnit, Target
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
+from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
 from ..tile import ops as tile_ops
 from .access import Condition, Index
 from .dot import DotLowering, VectorProducts
-from .family import Bodies, Offer, roofline
+from .family import Bodies, Offer, Offers, roofline
 from .plan import Plan
 from .region import Region
 
@@ -54,23 +53,23 @@ class MatrixLowering(DotLowering):
         """Blocks: of k what stays near, of m and n as much as their sums may take."""
         batch, m, k, n = self.problem.most
         side, workers = 2 * TILE, max(1, self.target.cores)
-        block_k, parts = max(1, -(-k // self.unit.k)) * self.unit.k, 1
+        block_k, parts = max(1, ceil_divide(k, self.unit.k)) * self.unit.k, 1
         fit = max(side, SCRATCH // (block_k * self.input.size) // side * side)
         if fit < min(n, FEW_COLUMNS) and m > side and isinstance(self.problem.sizes[2], int):
-            parts = -(-side * block_k * self.input.size // NEAR)
-            block_k = rounded(-(-k // parts), self.unit.k)
+            parts = ceil_divide(side * block_k * self.input.size, NEAR)
+            block_k = round_up(ceil_divide(k, parts), self.unit.k)
             fit = max(side, SCRATCH // (block_k * self.input.size) // side * side)
-        block_n, block_m = min(fit, rounded(n, side)), max(1, m)
+        block_n, block_m = min(fit, round_up(n, side)), max(1, m)
         if parts > 1:
             block_n = even(n, min(fit, WIDE), side)
             block_m = even(m, SUMS // (block_n * self.accumulator.size), side)
-        programs = batch * (1 if parts == 1 else -(-m // block_m) * -(-n // block_n))
+        programs = batch * (1 if parts == 1 else ceil_divide(m, block_m) * ceil_divide(n, block_n))
         if programs < 2 * workers and workers > 1:
             if m >= 2 * n or n <= workers * side:
-                block_m = min(block_m, max(side, rounded(-(-m // workers), side)))
+                block_m = min(block_m, max(side, round_up(ceil_divide(m, workers), side)))
             else:
-                count = rounded(-(-n // block_n), workers)
-                block_n = min(block_n, max(side, rounded(-(-n // count), side)))
+                count = round_up(ceil_divide(n, block_n), workers)
+                block_n = min(block_n, max(side, round_up(ceil_divide(n, count), side)))
         if self.problem.grouped:
             block_m = self.rows_of_group(side)
         return Plan(side, 2, TILE, block_m, block_n, block_k, self.unit.name)
@@ -84,7 +83,7 @@ class MatrixLowering(DotLowering):
         self.strip = b.allocate((plan.mr, plan.nr), self.accumulator, "l1")
         self.blocks = max(1, self.parts) if isinstance(self.parts, int) else 1
         if self.blocks > 1:
-            rows = -(-plan.block_m // plan.mr)
+            rows = ceil_divide(plan.block_m, plan.mr)
             self.sums = b.allocate((rows, panels, 4, TILE, TILE), self.accumulator, "l2")
 
     def blocks_of_k(self) -> None:
@@ -153,15 +152,10 @@ class MatrixLowering(DotLowering):
 
     def turned_step(self, j: Size, s: Size, at: Size) -> None:
         """A step of k where b is contiguous along k: pairs are turned as one."""
-        b, p, unit = self.b, self.problem, self.unit.k
-        start = self.column + j * self.plan.nr
+        b, start = self.b, self.column + j * self.plan.nr
         for half in range(2):
-            rows = []
-            for r in range(TILE):
-                with self.e.vector(at + s * unit, unit, p.sizes[2], True) as lane:
-                    n = start + (half * TILE + r)
-                    value = self.e.value(p.b, p.index_b(self.batch, lane, n))
-                    rows.append(b.cast(value, self.input))
+            columns = [start + (half * TILE + r) for r in range(TILE)]
+            rows = self.lines(self.b_at, columns, at + s * self.unit.k, self.unit.k)
             stacked = b.add(tile_ops.stack_rows(*rows))
             pairs = b.reshape(stacked, (TILE, TILE, 2))
             turned = b.add(tile_ops.transpose(pairs, order=(1, 0, 2)))
@@ -170,13 +164,11 @@ class MatrixLowering(DotLowering):
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[step, half, row, :] = a[row, at + step * k ...]."""
-        b, p, unit = self.b, self.problem, self.unit.k
-        k = p.sizes[2]
+        b, unit, k = self.b, self.unit.k, self.problem.sizes[2]
         for s in b.each("step", 0, count):
             for r, m in enumerate(rows):
                 with self.e.vector(at + s * unit, unit, k, modulo(k, unit) == 0) as lane:
-                    value = self.e.value(p.a, p.index_a(self.batch, m, lane))
-                    value = b.broadcast(b.cast(value, self.input), (unit,))
+                    value = b.broadcast(self.a_at(lane, m), (unit,))
                     value = b.where(self.e.mask, value, 0)
                     b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0), (3,))
 
@@ -195,7 +187,7 @@ class MatrixLowering(DotLowering):
         """Four accumulators over a block of k, from and to the sums; at last to the strip."""
         b, name = self.b, self.unit.name
         line, steps = TILE * self.together, int(self.packed_a.shape[0])
-        each = 0 if "first" in self.ends else -(-4 * TILE // steps)
+        each = 0 if "first" in self.ends else ceil_divide(4 * TILE, steps)
 
         def load(memory: Node, *index: Size, width: int = line) -> Node:
             return b.do(tile_ops.matrix_load, memory, *index, shape=(TILE, width), unit=name)
@@ -223,20 +215,15 @@ class MatrixLowering(DotLowering):
             b.do(tile_ops.matrix_store, memory, c, *at, unit=name)
 
 
-def rounded(size: int, unit: int) -> int:
-    """The least multiple of a unit that is no smaller."""
-    return -(-size // unit) * unit
-
-
 def even(size: int, most: int, unit: int) -> int:
     """A block of nearly equal ones, each at most `most`, a multiple of the unit."""
-    return rounded(-(-size // -(-size // max(unit, most // unit * unit))), unit)
+    return round_up(ceil_divide(size, ceil_divide(size, max(unit, most // unit * unit))), unit)
 
 
 class TileProducts(VectorProducts):
     """Products on a matrix unit with tiles of its own."""
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region, target: Target) -> Offers:
         """The first unit for the dtypes."""
         unit = unit_for(region, target)
         if unit is None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
+from ..ir.symbol import ceil_divide, round_up
 
 SCRATCH_B = 3 << 18  # bytes of packed b a program may hold: leaves room in a shared 2 MiB L2
 DEPTHS = (512, 384, 256)  # blocks of k worth a look: shallow ones leave room for more columns
@@ -76,9 +77,9 @@ def block_of_k(k: int, depth: int) -> int:
     """How much of k is packed at a time: all of it, or parts of nearly equal size."""
     if 2 * k <= 3 * depth:
         return max(1, k)
-    parts = -(-k // depth)
-    part = -(-k // parts)
-    return -(-part // 16) * 16
+    parts = ceil_divide(k, depth)
+    part = ceil_divide(k, parts)
+    return round_up(part, 16)
 
 
 def tiles_of(target: Target) -> dict[tuple[int, int], float]:
@@ -101,11 +102,11 @@ def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator
         nr = across * lanes
         rows = balanced(m, mr)
         fit = max(nr, SCRATCH_B // (block_k * accumulator.size) // nr * nr)
-        least = -(-n // fit)
-        for count in {least, -(-least // workers) * workers, 2 * workers * -(-least // workers)}:
-            block_n = max(nr, -(-n // (count * nr)) * nr)
+        least = ceil_divide(n, fit)
+        for count in {least, round_up(least, workers), 2 * workers * ceil_divide(least, workers)}:
+            block_n = max(nr, ceil_divide(n, count * nr) * nr)
             for cuts in {1, workers, 2 * workers}:
-                block_m = max(rows, -(-m // (cuts * rows)) * rows)
+                block_m = max(rows, ceil_divide(m, cuts * rows) * rows)
                 yield Plan(
                     rows,
                     across,
@@ -121,7 +122,7 @@ def balanced(m: int, most: int) -> int:
     if m <= most:
         return max(1, m)
     options = range(max(1, most - 3), most + 1)
-    return min(options, key=lambda r: (-(-m // r) * r * (1 + 0.06 * (most - r)), -r))
+    return min(options, key=lambda r: (round_up(m, r) * (1 + 0.06 * (most - r)), -r))
 
 
 def cost(plan: Plan, problem: Problem, target: Target, accumulator: DType) -> float:
@@ -163,11 +164,11 @@ def _program(
 ) -> float:
     """Work of one program; `tile` is that of a multiply-add, `pack` of packing an element of b."""
     k = max(1, problem.k)
-    panels, strips = -(-columns // plan.nr), -(-rows // plan.mr)
+    panels, strips = ceil_divide(columns, plan.nr), ceil_divide(rows, plan.mr)
     multiply = panels * plan.nr * strips * plan.mr * k * tile
     pack_b = k * panels * plan.nr * pack
     pack_a = k * strips * plan.mr * PACK_A
     finish = panels * plan.nr * strips * plan.mr * FINISH
     kept = KEEP_APART if problem.apart else KEEP
-    finish += panels * plan.nr * strips * plan.mr * (-(-k // plan.block_k) - 1) * kept
+    finish += panels * plan.nr * strips * plan.mr * (ceil_divide(k, plan.block_k) - 1) * kept
     return float(multiply + pack_b + pack_a + finish)

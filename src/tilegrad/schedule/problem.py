@@ -16,7 +16,7 @@ from ..graph.sparse import weights_of
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, floor_divide, high, modulo
 from ..ir.types import product
-from .access import Index, offset_of, through, unravel
+from .access import Index, offset_of, placed, through, unravel
 from .evaluate import Evaluator, wide
 from .sheet import Sheet
 
@@ -34,23 +34,25 @@ class Problem:
         self.source = self.a
         batch, contract = node.attrs["batch"], node.attrs["contract"]
         self.batch, self.contract = batch, contract
-        self.free_a = [i for i in range(len(self.a.shape)) if i not in batch[0] + contract[0]]
-        self.free_b = [i for i in range(len(self.b.shape)) if i not in batch[1] + contract[1]]
-        self.batch_shape = tuple(self.a.shape[i] for i in batch[0])
-        self.m_shape = tuple(self.a.shape[i] for i in self.free_a)
-        self.n_shape = tuple(self.b.shape[i] for i in self.free_b)
-        self.k_shape = tuple(self.a.shape[i] for i in contract[0])
+        taken = [b + c for b, c in zip(batch, contract)]
+        self.free = [  # axes of m, and of n
+            [i for i in range(len(x.shape)) if i not in own] for x, own in zip(node.inputs, taken)
+        ]
+        self.batch_shape, self.k_shape, self.m_shape = (
+            tuple(self.a.shape[i] for i in axes) for axes in (batch[0], contract[0], self.free[0])
+        )
+        self.n_shape = tuple(self.b.shape[i] for i in self.free[1])
         self.sizes = tuple(
             product(s) for s in (self.batch_shape, self.m_shape, self.k_shape, self.n_shape)
         )
 
     def index_a(self, batch: Size, m: Size, k: Size) -> Index:
         """Where a is read."""
-        return self._index(self.a, 0, self.free_a, self.m_shape, batch, m, k)
+        return self._index(0, self.m_shape, batch, m, k)
 
     def index_b(self, batch: Size, k: Size, n: Size) -> Index:
         """Where b is read."""
-        return self._index(self.b, 1, self.free_b, self.n_shape, batch, n, k)
+        return self._index(1, self.n_shape, batch, n, k)
 
     def result_index(self, batch: Size, m: Size, n: Size) -> Index:
         """The index of an element of the result."""
@@ -93,24 +95,11 @@ class Problem:
         at, row, column = unravel(e.body.program(0, product(sizes)), sizes)
         return product(sizes), at, row * rows, column * columns
 
-    def _index(
-        self,
-        x: Node,
-        side: int,
-        free: Sequence[int],
-        shape: Sequence[Size],
-        batch: Size,
-        other: Size,
-        k: Size,
-    ) -> Index:
-        found: list[Size] = [0] * len(x.shape)
-        for axis, i in zip(self.batch[side], unravel(batch, self.batch_shape)):
-            found[axis] = i
-        for axis, i in zip(free, unravel(other, shape)):
-            found[axis] = i
-        for axis, i in zip(self.contract[side], unravel(k, self.k_shape)):
-            found[axis] = i
-        return tuple(found)
+    def _index(self, side: int, shape: Sequence[Size], batch: Size, other: Size, k: Size) -> Index:
+        at = dict(zip(self.batch[side], unravel(batch, self.batch_shape)))
+        at.update(zip(self.free[side], unravel(other, shape)))
+        at.update(zip(self.contract[side], unravel(k, self.k_shape)))
+        return placed(at, len(at))
 
 
 class OfMatrices(Problem):
@@ -156,7 +145,7 @@ class Grouped(OfMatrices):
     def most(self) -> tuple[int, int, int, int]:
         """Sizes that Plans are chosen by: rows as if groups had equal ones."""
         batch, m, k, n = (high(s) for s in self.sizes)
-        return min(batch, max(1, m)), -(-m // batch), k, n
+        return min(batch, max(1, m)), ceil_divide(m, batch), k, n
 
     def blocks(self, e: Evaluator, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
         """A program for each block of rows that there may be, group g's from number
@@ -235,8 +224,3 @@ def stride_of(e: Evaluator, node: Node, index: Index, atom: Size) -> Size | None
     if place is None or not isinstance(atom, Expr):
         return None if place is None else 0
     return coefficient(offset_of(*place), atom)
-
-
-def power_of_two(size: int) -> int:
-    """The least power of two that is not below a size."""
-    return 1 << max(0, size - 1).bit_length()

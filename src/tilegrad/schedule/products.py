@@ -32,7 +32,7 @@ from ..core.dtype import DType
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological
-from ..ir.symbol import high, loop_index
+from ..ir.symbol import high, loop_index, power_of_two
 from ..ir.types import product
 from ..kernels.matmul.shape import WidePlan
 from ..kernels.matmul.threads_matmul import ThreadPlan
@@ -45,7 +45,7 @@ from .evaluate import wide
 from .family import Bodies
 from .fuse import Fuser
 from .lowering import Lowering
-from .problem import Problem, power_of_two, problem_of
+from .problem import Problem, problem_of
 from .region import Region, bit, leaves_of
 from .threads.tiles import ThreadSheet
 from .values import is_part

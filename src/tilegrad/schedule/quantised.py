@@ -23,7 +23,7 @@ from ..kernels.quantised.prepare import Preparation, kernels_of, kind_of
 from ..kernels.quantised.shape import Around, QuantisedShape
 from .access import base_of
 from .families import KINDS, family_of, rows_of
-from .family import Family, Offer, Verdict, judged
+from .family import Family, Offer, Offers, Verdict, judged
 
 UNPACK = "unpack first"  # the Plan of `Unpacked`
 
@@ -39,7 +39,7 @@ class Quantised(Family):
         """Why no kernel takes a product with this around it; '' if one does."""
         return str(kernels_of(target).why_not_around(shape, target, around))
 
-    def offers_for(self, shape: QuantisedShape, target: Target) -> Sequence[Offer] | str:
+    def offers_for(self, shape: QuantisedShape, target: Target) -> Offers:
         """One Plan with its seconds, or why there is none."""
         return self.why_not_shape(shape, target) or [Offer(self.seconds(shape, target))]
 
@@ -65,7 +65,7 @@ class Quantised(Family):
 class Unpacked(Quantised):
     """Products that unpack their weights to scratch memory first (docs/decisions/0026)."""
 
-    def offers_for(self, shape: QuantisedShape, target: Target) -> Sequence[Offer] | str:
+    def offers_for(self, shape: QuantisedShape, target: Target) -> Offers:
         """One Plan from as many tokens on as pay for it."""
         many = self.first(shape.format, high(shape.rows), shape.dtype, target)
         if not many:

@@ -16,7 +16,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 from ..ir.node import Node
-from ..ir.symbol import loop_index
+from ..ir.symbol import loop_index, round_up
 from .access import base_of, ravel, unravel
 from .lowering import Lowering
 from .region import Region, reads_of
@@ -142,7 +142,7 @@ def _give_back(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
 
 
 def _lines(bytes: int) -> int:
-    return -(-bytes // LINE) * LINE
+    return round_up(bytes, LINE)
 
 
 # ---- in place ------------------------------------------------------------------------------------

@@ -27,7 +27,18 @@ from ..ir.symbol import (
     modulo,
 )
 from ..ir.types import product
-from .access import MOVEMENT, Index, Place, atom_of, below, offset_of, symbolic, unravel, walk_down
+from .access import (
+    MOVEMENT,
+    Index,
+    Place,
+    atom_of,
+    below,
+    offset_of,
+    placed,
+    symbolic,
+    unravel,
+    walk_down,
+)
 from .region import COSTLY, REDUCE, Region, axes_of, leaves_of, own_index
 from .sheet import Sheet
 
@@ -47,12 +58,9 @@ def reduce_index(node: Node, row: Size, column: Size) -> Index:
     """Where a reduction reads its input for result number `row`, reduced element `column`."""
     x, axes = node.inputs[0], axes_of(node)
     kept = [a for a in range(len(x.shape)) if a not in axes]
-    found: list[Size] = [0] * len(x.shape)
-    for a, i in zip(kept, unravel(row, [x.shape[a] for a in kept])):
-        found[a] = i
-    for a, i in zip(axes, unravel(column, [x.shape[a] for a in axes])):
-        found[a] = i
-    return tuple(found)
+    at = dict(zip(kept, unravel(row, [x.shape[a] for a in kept])))
+    at.update(zip(axes, unravel(column, [x.shape[a] for a in axes])))
+    return placed(at, len(x.shape))
 
 
 def is_blocked(node: Node) -> bool:
@@ -226,15 +234,9 @@ class Space:
             )
             return [] if known else None
         x, axes = node.inputs[0], node.attrs["axes"]
-        rest, full = iter(index[rank:]), []
-        for a in range(len(x.shape)):
-            if a in axes:
-                k = axes.index(a)
-                exact = symbolic(node.inputs[1 + k], index[:rank], self.all_values)
-                full.append(0 if exact is None else exact)
-            else:
-                full.append(next(rest))
-        return [(x, tuple(full))]
+        exact = (symbolic(i, index[:rank], self.all_values) for i in node.inputs[1:])
+        at = {a: 0 if i is None else i for a, i in zip(axes, exact)}
+        return [(x, placed(at, len(x.shape), index[rank:]))]
 
     def pick_lanes(self, inner: Size) -> int:
         """Vector lanes: a few registers' worth, fewer where much is computed."""

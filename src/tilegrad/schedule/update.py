@@ -14,12 +14,12 @@ from typing import Any
 from ..core.dtype import int64
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo
+from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo, round_up
 from ..ir.types import product
 from ..tile.build import BodyBuilder
 from ..tile.numeric import SCATTER
 from . import sheet as parameters
-from .access import Condition, Index, offset_of, symbolic, unravel
+from .access import Condition, Index, offset_of, placed, symbolic, unravel
 from .evaluate import Evaluator
 from .family import Bodies, Made
 from .loops import lower_loops
@@ -88,11 +88,7 @@ class Update:
 
     def offset(self, positions: dict[int, Size], inner: Index) -> Size:
         """The element of the state at some positions and an index of the other axes."""
-        rest = iter(inner)
-        full = tuple(
-            positions[a] if a in positions else next(rest) for a in range(len(self.state.shape))
-        )
-        return offset_of(self.state, full)
+        return offset_of(self.state, placed(positions, len(self.state.shape), inner))
 
     def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""
@@ -144,8 +140,8 @@ class VectorUpdate(Update):
         self.sheet = Sheet(self.name, given)
         self.b, self.e, self.memory = self.sheet.b, self.sheet.e, self.sheet.others["state"]
         lead, rest, lanes = self.count, self.rest, self.lanes(self.rest)
-        block = max(lanes, min(BLOCK, -(-high(rest) // 4)))
-        block = -(-block // lanes) * lanes
+        block = max(lanes, min(BLOCK, ceil_divide(high(rest), 4)))
+        block = round_up(block, lanes)
         blocks = ceil_divide(rest, block)
         if self.once():
             grid, (number, own) = self.sheet.programs(lead, blocks)

@@ -1,6 +1,6 @@
 """Products of one input with several weights as one launch: q/k/v, and gate/up.
 
-`joint_matmul` is the wide matmul over several weights that lie apart. Plain, tiles are taken one
+`JointMatmul` is the wide matmul over several weights that lie apart. Plain, tiles are taken one
 weight after another and each result goes to a place of its own; which weight a tile belongs to
 is found from where it begins, by branches that all threads of a role take alike. Gated, a stage
 of the ring holds the input's tile and one tile of each weight, a consumer keeps an accumulator
@@ -19,35 +19,14 @@ from typing import Any
 
 from ... import tile
 from ...ir.node import Node
-from ...ir.types import Memory
-from ...tile.build import Body, BodyBuilder
-from .shape import Epilogue, Operands, Prologue, WidePlan, among, hole_of, side
+from ...ir.symbol import round_up
+from ...tile.build import BodyBuilder
+from .shape import Epilogue, Operands, Prologue, WidePlan, among, first_wrong
 from .wide import WideMatmul
 
 
-def joint_matmul(x: Operands, plan: WidePlan) -> Body:
-    """The Body with holes `epilogue`; parameters: the input, the weights, the results.
-
-    Plain, weight i has a hole `epilogue{i}(piece, rows, columns)`; gated, there is one,
-    `epilogue(piece of each weight, rows, columns)`.
-    """
-    tokens = x.n if x.turned else x.m
-    along = (x.b_along_k, x.a_along_k) if x.turned else (x.a_along_k, x.b_along_k)
-    parameters = [("x", Memory(side(tokens, x.k, along[0]), x.dtype, use="value"))]
-    for i, n in enumerate(x.weights):
-        parameters.append((f"w{i}", Memory(side(n, x.k, along[1]), x.dtype, use="constant")))
-    results = x.weights[:1] if x.gated else x.weights
-    for i, n in enumerate(results):
-        parameters.append((f"c{i}", Memory((tokens, n), x.result, use="result")))
-    b = BodyBuilder("joint_matmul", parameters)
-    last = 1 + len(x.weights)
-    return JointMatmul(
-        x, plan, b, b.parameters[0], b.parameters[1:last], b.parameters[last:]
-    ).build()
-
-
 class JointMatmul(WideMatmul):
-    """Builds one Body of `joint_matmul`."""
+    """Builds one Body."""
 
     def __init__(
         self,
@@ -57,29 +36,24 @@ class JointMatmul(WideMatmul):
         tokens: Node,
         weights: Sequence[Node],
         results: Sequence[Node],
-        epilogues: Sequence[Epilogue] | None = None,
+        epilogues: Sequence[Epilogue],
         prologue: Prologue | None = None,
     ) -> None:
-        self.weights, self.results = (
-            list(map(tile.memory, weights)),
-            list(map(tile.memory, results)),
-        )
-        self.products = len(self.weights) if x.gated else 1
+        self.weights, self.results = (list(map(tile.memory, x)) for x in (weights, results))
+        self.products = x.products
         few = x.span(plan.tile)[0] <= 128  # of more consumers' registers it would take too many
-        self.joined = x.gated and not x.turned and x.b_along_k and few
+        apart = x.gated and not x.turned
+        self.joined = apart and x.b_along_k and few
+        self.apart = self.products if apart and not self.joined else 0
         varying = [w for w in weights if w.type.use != "constant"]  # type: ignore[union-attr]
         first = [*varying, weights[0]][0]  # all are read early, or none
         pair = (first, tokens) if x.turned else (tokens, first)
-        super().__init__(x, plan, b, (*pair, results[0]), prologue=prologue)
-        self.epilogues = [tile.outside(e) for e in epilogues or ()]
-        if epilogues is None:
-            names = ["epilogue"] if x.gated else [f"epilogue{i}" for i in range(len(self.results))]
-            self.epilogues = [hole_of(x, name, self.products) for name in names]
-        self.epilogue = self.epilogues[0]
+        super().__init__(x, plan, b, (*pair, results[0]), epilogues[0], prologue=prologue)
+        self.epilogues = [tile.outside(e) for e in epilogues]
         self.unit = self.span[0 if x.turned else 1]  # of a weight, in one tile
         self.starts = [0]  # where each weight begins, among tiles side by side
         for n in x.weights:
-            self.starts.append(self.starts[-1] + -(-n // self.unit) * self.unit)
+            self.starts.append(self.starts[-1] + round_up(n, self.unit))
 
     def why_not_here(self) -> str:
         """What several weights ask for beside."""
@@ -96,93 +70,64 @@ class JointMatmul(WideMatmul):
             ),
             (x.gated and x.turned and plan.across, "gated weights are not shared"),
         ]
-        return next((why for is_wrong, why in wrong if is_wrong), "")
+        return first_wrong(wrong)
 
     # ---- plain: which weight --------------------------------------------------------------
 
-    def each(self, along: Any, do: Callable[[int, Any], None]) -> None:
-        """do(number, where along it) for the weight that a tile beginning at `along` is of."""
+    def each(self, where: Any, do: Callable[[int, Any], None]) -> None:
+        """do(number, where in it) for the weight that a tile is of."""
+        batch, row, column = where
+        along = row if self.x.turned else column
 
         def here(number: int) -> None:
             start = self.starts[number]
             most = max(0, tile.most(along) - start)
             if number + 1 < len(self.weights):  # a cluster may reach beyond the last weight
                 most = min(most, self.starts[number + 1] - self.unit - start)
-            do(number, tile.hold(along - start, "place", (0, most)))
+            place = tile.hold(along - start, "place", (0, most))
+            do(number, (batch, place, column) if self.x.turned else (batch, row, place))
 
         among(along, self.starts[:-1], here)
 
     def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Turned, tiles of the weights; else of the input."""
-        batch, row, column = where
-        if not self.x.turned:
-            super().fill_left(stage, where, step, number)
-        elif self.x.gated:
-            for number, weight in enumerate(self.weights):
-                self.a = weight
-                super().fill_left(stage, where, step, number)
+        if self.x.turned:
+            fill_weights(self, "a", super().fill_left, stage, where, step)
         else:
-
-            def fill(number: int, at: Any) -> None:
-                self.a = self.weights[number]
-                super(JointMatmul, self).fill_left(stage, (batch, at, column), step)
-
-            self.each(row, fill)
+            super().fill_left(stage, where, step, number)
 
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Turned, a tile of the input; else of the weights."""
-        batch, row, column = where
         if self.x.turned:
             super().fill_right(stage, where, step, number)
-        elif self.x.gated:
-            for number, weight in enumerate(self.weights):
-                self.weight = weight
-                super().fill_right(stage, where, step, number)
         else:
-
-            def fill(which: int, place: Any) -> None:
-                self.weight = self.weights[which]
-                super(JointMatmul, self).fill_right(stage, (batch, row, place), step)
-
-            self.each(column, fill)
+            fill_weights(self, "weight", super().fill_right, stage, where, step)
 
     def write_sums(self, own: int, count: Any, where: Any, sums: Sequence[Any]) -> None:
         """To the result of the tile's weight, by its epilogue."""
         if self.x.gated:
             super().write_sums(own, count, where, sums)
             return
-        batch, row, column = where
 
         def write(number: int, at: Any) -> None:
             self.c, self.epilogue = self.results[number], self.epilogues[number]
-            place = (batch, at, column) if self.x.turned else (batch, row, at)
-            super(JointMatmul, self).write_sums(own, count, place, sums)
+            super(JointMatmul, self).write_sums(own, count, at, sums)
 
-        self.each(row if self.x.turned else column, write)
+        self.each(where, write)
 
-    # ---- gated: a tile of each weight -----------------------------------------------------
 
-    def operands(self) -> tuple[Any, Any]:
-        """Gated, b's place is one for each weight; along k, they lie one below another."""
-        x, stages, (tm, _, tk) = self.x, self.plan.stages, self.plan.tile
-        if not x.gated or x.turned or self.joined:
-            return super().operands()
-        half, each = side(64, tk, x.a_along_k), side(self.unit, tk, x.b_along_k)
-        left = tile.shared((stages, tm // 64, *half), x.dtype, "swizzle128")
-        return left, tile.shared((stages, self.products, *each), x.dtype, "swizzle128")
+def fill_weights(
+    kernel: JointMatmul, side: str, fill: Any, stage: Any, where: Any, step: Any
+) -> None:
+    """Gated, a tile of each weight; plain, of the one that the tile is of."""
+    gated = kernel.x.gated
 
-    def right_of(self, stage: Any, number: int) -> tuple[Any, int, int]:
-        """Where a weight's tile lies in a stage of the ring."""
-        if not self.x.gated or self.x.turned:
-            return super().right_of(stage, number)
-        if self.joined:
-            return self.right[stage], number * self.unit, self.unit
-        return self.right[stage, number], 0, self.right.shape[2]
+    def one(number: int, at: Any) -> None:
+        setattr(kernel, side, kernel.weights[number])
+        fill(stage, at, step, number if gated else 0)
 
-    def at(self, number: int, own: int, stage: Any) -> tuple[Any, ...]:
-        """Where in the ring the operands of a product lie."""
-        if not self.x.gated or self.joined:
-            return super().at(number, own, stage)
-        if self.x.turned:
-            return self.left[stage, number * self.halves + own], self.right[stage]
-        return self.left[stage, own], self.right[stage, number]
+    if gated:
+        for number in range(len(kernel.weights)):
+            one(number, where)
+    else:
+        kernel.each(where, one)

@@ -27,7 +27,7 @@ from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from .shape import Ask, Choice, Epilogue, Operands, among
+from .shape import Ask, Choice, Epilogue, Operands, among, first_wrong
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
 WARPS = (8, 4)  # of a program, the first number that divides a row's lines
@@ -65,7 +65,7 @@ def why_not(x: Operands, target: Target) -> str:
         (any(not isinstance(n, int) or n % 8 for n in weights), "rows come in eights"),
         (not target.has_threads, "threads"),
     ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    return first_wrong(wrong)
 
 
 def choose(x: Operands, target: Target) -> Choice[MatvecPlan]:
@@ -73,7 +73,7 @@ def choose(x: Operands, target: Target) -> Choice[MatvecPlan]:
     warps = warps_of(high(x.k))
     each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
     rows = next(r for r in (8, 4, 2, 1) if r * each <= EACH or r == 1)
-    rows = max(rows, len(x.weights) if x.gated else 1)
+    rows = max(rows, x.products)
     sizes = x.weights or (high(x.n),)
     bytes_ = sum(sizes) * high(x.k) * x.dtype.size
     seconds = SECONDS + bytes_ / (RATE * target.peak_bytes())
@@ -102,8 +102,7 @@ class Matvec:
         self.epilogues = [tile.outside(e) for e in epilogues]
         self.ahead = [tile.outside(ask) for ask in ahead]
         self.lines = high(x.k) // LINE
-        self.products = len(self.weights) if x.gated else 1
-        self.rows = plan.rows // self.products  # of each weight
+        self.rows = plan.rows // x.products  # of each weight
         self.own, self.piece = 0, 0  # as the wide matmul says to its epilogues
         self.sizes = x.weights or (high(x.n),)
         kept = self.sizes[:1] if x.gated else self.sizes
@@ -140,7 +139,7 @@ class Matvec:
         lines = [tile.sum(p, 1) for p in products]  # threads meet once for all of them
         sums = [tile.sum(line, 0) for line in lines]
         pieces = [
-            tile.stack(sums[n * self.rows : (n + 1) * self.rows]) for n in range(self.products)
+            tile.stack(sums[n * self.rows : (n + 1) * self.rows]) for n in range(self.x.products)
         ]
         value = self.epilogues[number](*pieces, (0, row, 0))
         out = self.results[number]

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from ...core.dtype import bfloat16
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import ceil_divide, high, round_up
 from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_counts, waves
 
 SPAN_BYTES = 128  # of a swizzled row
@@ -55,6 +55,7 @@ FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
 FEW_BEYOND = 2.3e-7  # of a box of 64 rows of 128 bytes some of which lie beyond the end
 FEW_EMPTY = 2e-6  # of a gated product of codes with tokens as rows, the share that no token has
 FEW_EXCHANGE = 9e10  # bytes/s of exchanging parts of a split k
+Plans = Iterator[tuple[WidePlan, bool]]  # whether operands are turned
 CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
 
@@ -78,9 +79,9 @@ def transposed(x: Operands) -> Operands:
     return replace(x, m=x.n, n=x.m, a_along_k=x.b_along_k, b_along_k=x.a_along_k, turned=True)
 
 
-def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+def space(x: Operands, target: Target) -> Plans:
     """Plans to consider."""
-    found: list[Iterator[tuple[WidePlan, bool]]] = []
+    found: list[Plans] = []
     if high(x.m) <= 128:
         found.append(few_tokens(x, target))
     if (16 if not x.gated else 1) < high(x.m) <= FILLED:  # fewer wait for memory alone
@@ -112,12 +113,12 @@ def in_spans(x: Operands, plan: WidePlan) -> bool:
     return along and all(row * x.dtype.size % SPAN_BYTES == 0 for row in rows)
 
 
-def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+def few_tokens(x: Operands, target: Target) -> Plans:
     """Weights as rows of 64 to 256, all tokens as columns."""
     m = high(x.m)
     cores = target.cores
     for rows, split in itertools.product((128, 256) if x.gated else (64, 128, 256), (1, 2, 3, 4)):
-        wide = max(1, -(-m // (8 * split))) * 8 * split
+        wide = max(1, ceil_divide(m, 8 * split)) * 8 * split
         depth = depth_of(x, rows + wide)
         tiles = tiles_of(x, WidePlan((rows, wide, depth)), True)
         if split > 1 and tiles > CLUSTERS[split]:
@@ -141,14 +142,14 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
             yield replace(plan, stages=stages), True
 
 
-def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+def fitted_widths(x: Operands, target: Target) -> Plans:
     """Tokens as rows, and tiles of the weights so wide that each core has as many as others: one,
     or where that is too wide or tokens are many a few."""
     m = high(x.m)
-    heights = [64 * -(-m // 64)] if m <= FITTED else []
+    heights = [64 * ceil_divide(m, 64)] if m <= FITTED else []
     for tm in dict.fromkeys([*heights, *([128] if m > FEW_TOKENS else [])]):
-        columns = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated) * -(-m // tm)
-        fewest = -(-columns // (256 * target.cores))
+        columns = high(x.batch) * high(x.n) * x.products * ceil_divide(m, tm)
+        fewest = ceil_divide(columns, 256 * target.cores)
         several = fewest > 1 and m > 32  # fewer rows are mostly beyond a box
         most = fewest + 1 if tm > FEW_TOKENS or m > FEW_TOKENS else 3
         shares = [(split, 1) for split in (1, 2, 3, 4)]
@@ -161,15 +162,15 @@ def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]
 
 def fitted_width(
     x: Operands, target: Target, tm: int, split: int, rounds: int, cluster: int
-) -> Iterator[tuple[WidePlan, bool]]:
+) -> Plans:
     """The narrowest tile of `tm` rows of which no core has more than `rounds`."""
     each = max(8, 16 // x.result.size)  # rows of a copy are 16 bytes or more
-    unit = each * split * (len(x.weights) if x.gated else 1)
+    unit = each * split * x.products
     limit = CLUSTERS[split] if split > 1 else rounds * (target.cores // cluster)
     least = high(x.batch) * high(x.n) // max(1, limit * cluster) // unit * unit
     if tm < high(x.m):
         narrow = NARROW if cluster > 1 or high(x.m) > 2 * tm else NARROW // 2
-        least = max(least, -(-narrow // unit) * unit)
+        least = max(least, round_up(narrow, unit))
     for tn in range(max(unit, least), 257, unit) if limit else ():
         tiles = tiles_of(x, WidePlan((tm, tn, 64), cluster=cluster), False)
         if tiles > limit:
@@ -178,7 +179,7 @@ def fitted_width(
         columns = x.span((tm, tn, depth))[1] // split
         staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
         staged = max(32, staged_of(x, staged, columns)) if columns % 32 == 0 else staged
-        programs = -(-tiles // rounds) * split * cluster
+        programs = ceil_divide(tiles, rounds) * split * cluster
         plan = WidePlan(
             (tm, tn, depth), 0, programs, group_of(x), staged, cluster, split=split, dependent=True
         )
@@ -188,7 +189,7 @@ def fitted_width(
         return
 
 
-def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+def many_tokens(x: Operands, target: Target) -> Plans:
     """Tiles of 128 rows of tokens."""
     m = high(x.m)
     size = x.dtype.size
@@ -219,7 +220,7 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
             continue
         if cluster > 1 and m >= 2048 and limit >= 8:
             limit = limit // 8 * 8  # a few idle cores leave power to the others
-        clusters = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
+        clusters = tiles if split > 1 else min(limit, ceil_divide(tiles, ceil_divide(tiles, limit)))
         at_once = x.gated and split == 1 and columns * x.result.size <= 256  # as two of 64 take
         plan = WidePlan(
             tile,
@@ -305,27 +306,28 @@ def promoted(x: Operands, plan: WidePlan, seconds: float) -> float:
 
 def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Where tokens are few, all wait for the weights."""
-    m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
+    m, n, k, batch = x.most
     size, (tm, tn, tk) = x.dtype.size, plan.tile
     own = transposed(x) if turned else x
     tiles, together = tiles_of(x, plan, turned), plan.cluster * plan.split
+    rounds = waves(own, plan)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
-    into = waves(own, plan) * steps * (weights + tokens) * tk * size  # one multiprocessor
-    busy = min(tiles / waves(own, plan) * together, target.cores)
-    read = m * k + n * max(1, len(x.weights) if x.gated else 1) * k
+    into = rounds * steps * (weights + tokens) * tk * size  # one multiprocessor
+    busy = min(tiles / rounds * together, target.cores)
+    read = m * k + n * x.products * k
     once = batch * (read * size + m * n * x.result.size)
     memory = once / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
     through = tiles * together * steps * (weights + tokens) * tk * size
     ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
     rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
-    product = waves(own, plan) * steps * promoted(x, plan, 2 * tm * tn * tk / rate)
+    product = rounds * steps * promoted(x, plan, 2 * tm * tn * tk / rate)
     seconds = (memory**NORM + (through / FEW_CACHE) ** NORM + ahead**NORM) ** (1 / NORM)
     fits = m % 64 == 0 or (isinstance(x.m, int) and m < tm and plan.cluster == 1)
-    boxes = waves(own, plan) * steps * tk * size / 128
+    boxes = rounds * steps * tk * size / 128
     beyond = 0 if turned or fits else boxes * FEW_BEYOND
     seconds = max(seconds, through / CACHE_RATE, into / FEW_INGRESS, product, beyond) + FEW_START
-    seconds += waves(own, plan) * 64 * own.span(plan.tile)[1] * FEW_PIECE + m * FEW_TOKEN
+    seconds += rounds * 64 * own.span(plan.tile)[1] * FEW_PIECE + m * FEW_TOKEN
     seconds += 0 if plan.dependent and plan.early else FEW_LATE
     seconds += FEW_EMPTY * (1 - tokens / tm) if x.gated and size == 1 and not turned else 0
     seconds += tm * tn * 4 / FEW_EXCHANGE if plan.split > 1 else 0
@@ -334,13 +336,13 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
 
 def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Where tokens are many, the longest of the times counts."""
-    m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
+    m, n, k, batch = x.most
     size = x.dtype.size
     tm, tn, tk = plan.tile
     columns = (transposed(x) if turned else x).span(plan.tile)[1]
     tiles = tiles_of(x, plan, turned)
     clusters = plan.programs // (plan.cluster * plan.split)
-    rounds = -(-tiles // clusters)
+    rounds = ceil_divide(tiles, clusters)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     rate = matrix_rate(x, target) * efficiency(tn) * (GATED if x.gated else 1.0)
     product = promoted(x, plan, 2 * tm * tn * tk / rate)
@@ -349,8 +351,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     tile = steps * (max(product, ingress) * alone + STEP_SECONDS)
     read = (tm / (plan.cluster if plan.across else 1)) + (tn / (1 if plan.across else plan.cluster))
     through = tiles * plan.cluster * plan.split * steps * read * tk * size / CACHE_RATE
-    read_once = n * len(x.weights) if x.gated else n
-    once = batch * ((m * k + read_once * k) * size + m * n * x.result.size)
+    once = batch * ((m * k + n * x.products * k) * size + m * n * x.result.size)
     ahead = plan.programs * plan.stages * (tm if turned else tn) * tk * size / MEMORY_SECONDS
     stream = plan.programs * STREAM_RATE * min(2, tm // 64)
     limit = min(ahead, stream) if m <= 256 else target.peak_bytes() * READ_SHARE

@@ -22,7 +22,7 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import bool_, float32
-from ...ir.symbol import high
+from ...ir.symbol import ceil_divide, high, round_up
 from .shape import Operands, WidePlan, box, side, waves
 
 
@@ -36,7 +36,7 @@ def rows_of(kernel: Moving, half: int) -> int:
     if not isinstance(x.m, int):
         return 64
     ends_here = rows - 64 < x.m < rows and half == rows // 64 - 1
-    return -(-(x.m % 64) // 8) * 8 if ends_here else 64
+    return round_up(x.m % 64, 8) if ends_here else 64
 
 
 def held_as(value: Any, sums: Any) -> Any:
@@ -133,9 +133,13 @@ class Moving:
         )
         self.copy(place[begin + first : begin + first + rows, :], source, stage, shared)
 
-    def right_of(self, stage: Any, _: int) -> tuple[Any, int, int]:
-        """Where a weight's tile of b lies in a stage: the place, its first row there, and rows."""
-        return self.right[stage], 0, self.right.shape[1]
+    def right_of(self, stage: Any, number: int) -> tuple[Any, int, int]:
+        """Where a weight's tile of b lies in a stage: the place, its first row there, and rows.
+        Along k, those of products that are joined lie one below another."""
+        if self.apart:
+            return self.right[stage, number], 0, self.right.shape[2]
+        rows = self.span[1] if self.joined else self.right.shape[1]
+        return self.right[stage], number * rows, rows
 
     def copy(self, place: Any, source: Any, stage: Any, shared: bool) -> None:
         """A copy into a stage, of this program or of all that share what is read."""
@@ -151,11 +155,11 @@ class Moving:
         """How columns of what the epilogue reads share stages; gives the steps it takes."""
         tk, most = self.plan.tile[2], 1
         self.wide = tk if self.x.a_along_k else 64  # columns that come with a step
-        self.chunks = -(-self.span[1] // self.wide) if self.residuals else 0
+        self.chunks = ceil_divide(self.span[1], self.wide) if self.residuals else 0
         if self.x.b_along_k:
             most += self.plan.tile[1] // self.span[0]  # chunks that a stage holds
-        self.fills = -(-self.chunks // most)
-        self.per_fill = max(1, -(-self.chunks // max(1, self.fills)))
+        self.fills = ceil_divide(self.chunks, most)
+        self.per_fill = max(1, ceil_divide(self.chunks, max(1, self.fills)))
         return self.fills * len(self.residuals)
 
     def residual_turn(self, before: Any, fill: int, number: int) -> Any:
@@ -249,7 +253,7 @@ class Moving:
         wide, tn = plan.staged, self.span[1] // plan.split
         row, column = row + 64 * own, column + self.share * tn
         pieces = tn // wide
-        ahead = -(-pieces // 2) if self.costly else pieces
+        ahead = ceil_divide(pieces, 2) if self.costly else pieces
         ahead = self.wide // wide if self.residuals else ahead
         near: list[Any] = []  # of each residual, the chunks of a stage
         for first in range(0, pieces, ahead):

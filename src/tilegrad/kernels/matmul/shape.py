@@ -71,6 +71,16 @@ class Operands:
     scaled: bool = False  # blocks of k have scales, and their sums are added to a total
 
     @property
+    def most(self) -> tuple[int, int, int, int]:
+        """m, n, k and batch, at most."""
+        return high(self.m), high(self.n), high(self.k), high(self.batch)
+
+    @property
+    def products(self) -> int:
+        """Products that the epilogue makes one result of."""
+        return len(self.weights) if self.gated else 1
+
+    @property
     def parameters(self) -> list[tuple[str, Memory]]:
         """a, b and the result as parameters of a Body; weights are constants."""
         lead = () if self.batch == 1 else (self.batch,)
@@ -86,7 +96,7 @@ class Operands:
     def span(self, tile: tuple[int, int, int]) -> tuple[int, int]:
         """Rows and columns of results that a tile computes: those of each weight, if gated."""
         rows, columns, _ = tile
-        parts = len(self.weights) if self.gated else 1
+        parts = self.products
         return (rows // parts, columns) if self.turned else (rows, columns // parts)
 
 
@@ -149,9 +159,9 @@ def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
     near_m, near_n = (1, plan.cluster) if plan.across else (plan.cluster, 1)
     down, across = ceil_divide(x.m, rows * near_m), ceil_divide(x.n, columns * near_n)
     if x.weights and not x.gated and x.turned:
-        down = -(-sum(-(-n // rows) for n in x.weights) // near_m)
+        down = ceil_divide(sum(ceil_divide(n, rows) for n in x.weights), near_m)
     elif x.weights and not x.gated:
-        across = -(-sum(-(-n // columns) for n in x.weights) // near_n)
+        across = ceil_divide(sum(ceil_divide(n, columns) for n in x.weights), near_n)
     return down, across
 
 
@@ -178,7 +188,7 @@ def in_ring(x: Operands, plan: WidePlan, dtype: DType) -> bool:
 def waves(x: Operands, plan: WidePlan) -> int:
     """How many tiles a program has, at most."""
     tiles = high(x.batch) * high(multiply(*tile_counts(x, plan)))
-    return -(-tiles // max(1, plan.programs // (plan.cluster * plan.split)))
+    return ceil_divide(tiles, max(1, plan.programs // (plan.cluster * plan.split)))
 
 
 def exchanged(plan: WidePlan) -> int:
@@ -197,6 +207,11 @@ def staged_rooms(x: Operands, plan: WidePlan) -> int:
     return min(max(2, plan.together), waves(x, plan) * pieces)
 
 
+def first_wrong(found: Sequence[tuple[Any, str]]) -> str:
+    """The first reason that holds, of some (whether it does, reason); '' for none."""
+    return next((why for is_wrong, why in found if is_wrong), "")
+
+
 def why_not(x: Operands, plan: WidePlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
     tm, tn = x.span(plan.tile)
@@ -208,7 +223,7 @@ def why_not(x: Operands, plan: WidePlan) -> str:
         (tn // plan.split % plan.staged, "staged pieces divide the columns"),
         (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
     ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    return first_wrong(wrong)
 
 
 def swizzle_of(columns: int, dtype: DType) -> str:

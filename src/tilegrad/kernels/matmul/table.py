@@ -19,7 +19,7 @@ from ...core.errors import UserError
 from ...core.target import Target
 from ...ir.symbol import high
 from ..plan_table import PlanTable, Record, plans
-from .plan import choose, in_spans, ranked, shared_bytes, tiles_of, transposed
+from .plan import in_spans, ranked, shared_bytes, tiles_of, transposed
 from .shape import Choice, Operands, WidePlan, why_not
 from .threads_matmul import ranked_threads
 
@@ -88,11 +88,6 @@ def tuned(
             if fits(x, plan, turned, target, m):
                 return Choice(plan, turned, found.seconds or 0.0)
     return None
-
-
-def planned(x: Operands, target: Target, epilogue: str = PLAIN) -> Choice[WidePlan]:
-    """The Plan to run: what the table knows, else what the model expects to be fastest."""
-    return tuned(x, target, epilogue) or choose(x, target)
 
 
 def for_any_rows(x: Operands, target: Target) -> Iterator[Choice[Any]]:

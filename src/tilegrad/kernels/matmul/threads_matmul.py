@@ -1,6 +1,6 @@
 """Matrix products whose copies and products the threads make themselves: a @ b of 16-bit floats.
 
-`thread_matmul` is the placed kernel for machines whose matrix units belong to a warp: one role of
+`ThreadMatmul` is the placed kernel for machines whose matrix units belong to a warp: one role of
 all warps, one tile a program or persistent programs. A ring of shared tiles is filled by copies of
 16 bytes a thread; operands of the next 16 columns of k come to registers while those before are
 multiplied, across the ends of stages and tiles too, so that the role meets once for each stage.
@@ -36,7 +36,7 @@ from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import ceil_divide, high, low, modulo, multiply
 from ...tile.build import Body, BodyBuilder
-from .shape import Choice, Epilogue, Operands, box, hole_of, side, swizzle_of, tile_at
+from .shape import Choice, Epilogue, Operands, box, side, swizzle_of, tile_at
 
 DEPTH = 16  # of k in one product of the matrix units
 Corner = tuple[Any, Any, Any]  # batch, row, column
@@ -44,7 +44,7 @@ Corner = tuple[Any, Any, Any]  # batch, row, column
 
 @dataclass(frozen=True)
 class ThreadPlan:
-    """Choices of `thread_matmul`: the tile, warps, the ring, and how tiles are ordered."""
+    """Choices of `ThreadMatmul`: the tile, warps, the ring, and how tiles are ordered."""
 
     tile: tuple[int, int, int] = (128, 256, 64)
     warps: tuple[int, int] = (2, 4)  # down and across the tile
@@ -52,17 +52,12 @@ class ThreadPlan:
     group: int = 8  # rows of tiles that are taken together
     staged: tuple[int, int] = (128, 64)  # of a piece of the result on its way out
     programs: int = 0  # that take the tiles; 0 for one each
-    buffers: int = 2  # of operands in registers; 1 leaves room for larger tiles of a warp
-
-
-def thread_matmul(x: Operands, plan: ThreadPlan) -> Body:
-    """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it."""
-    builder = BodyBuilder("thread_matmul", x.parameters)
-    return ThreadMatmul(x, plan, builder, builder.parameters).build()
 
 
 class ThreadMatmul:
-    """Builds one Body of `thread_matmul`."""
+    """Builds one Body."""
+
+    own = piece = 0  # as the wide matmul says to its epilogues
 
     def __init__(
         self,
@@ -70,10 +65,10 @@ class ThreadMatmul:
         plan: ThreadPlan,
         b: BodyBuilder,
         memories: Sequence[Node],
-        epilogue: Epilogue | None = None,
+        epilogue: Epilogue,
     ) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.epilogue = hole_of(x) if epilogue is None else tile.outside(epilogue)
+        self.epilogue = tile.outside(epilogue)
         self.a, self.weight, self.c = map(tile.memory, memories)
         tm, tn, tk = plan.tile
         self.threads = 32 * plan.warps[0] * plan.warps[1]
@@ -131,7 +126,7 @@ class ThreadMatmul:
         total = tile.register((tm, tn))
         self.operands = [
             (tile.register((tm, DEPTH), x.dtype), tile.register((tn, DEPTH), x.dtype))
-            for _ in range(plan.buffers)
+            for _ in range(2)  # of which one is filled while the other is multiplied
         ]
         self.meet(plan.stages - 2)
         self.load(0, 0)
@@ -161,15 +156,12 @@ class ThreadMatmul:
                 last_one = k_slice == self.k_slices - 1
                 if last_one:
                     self.meet(plan.stages - 2)
-                if plan.buffers == 1:
-                    self.multiply(total, k_slice)
                 self.load((turn + int(last_one)) % plan.stages, k_slice + 1)
                 if not last_one:
                     self.copy(*source, (turn + plan.stages - 1) % plan.stages, [k_slice])
                 if k_slice == self.k_slices - 2:
                     tile.commit_threads()
-                if plan.buffers > 1:
-                    self.multiply(total, k_slice)
+                self.multiply(total, k_slice)
         self.write(total, where)
 
     def source(self, ahead: Any, own: Corner, following: Any) -> tuple[Corner, Any]:
@@ -201,14 +193,14 @@ class ThreadMatmul:
 
     def load(self, stage: Any, k_slice: int) -> None:
         """Registers for a slice of k of a stage."""
-        left, right = self.operands[k_slice % self.plan.buffers]
+        left, right = self.operands[k_slice % 2]
         start, (a, b) = k_slice % self.k_slices * DEPTH, (self.left[stage], self.right[stage])
         tile.load_operand(left, a if self.x.a_along_k else a.T, start)
         tile.load_operand(right, b if self.x.b_along_k else b.T, start)
 
     def multiply(self, total: Any, k_slice: int) -> None:
         """The product of a slice of k."""
-        tile.matrix_sync(total, *self.operands[k_slice % self.plan.buffers], self.plan.warps)
+        tile.matrix_sync(total, *self.operands[k_slice % 2], self.plan.warps)
 
     def copy(self, where: Corner, k: Any, stage: Any, k_slices: Sequence[int]) -> None:
         """What is copied beside the products of some slices; past the end of k that is zeros."""
@@ -310,8 +302,8 @@ def space(x: Operands, target: Target) -> Iterator[ThreadPlan]:
                 if plan is None:
                     continue
                 yield plan
-                tiles = math.prod(-(-high(a) // b) for a, b in ((x.m, tm), (x.n, tn)))
-                steps = -(-low(x.k) // tk)
+                tiles = math.prod(ceil_divide(high(a), b) for a, b in ((x.m, tm), (x.n, tn)))
+                steps = ceil_divide(low(x.k), tk)
                 if resident == 1 and not small and steps >= plan.stages - 1:
                     if tiles * high(x.batch) > target.cores:
                         yield replace(plan, programs=target.cores)
@@ -357,9 +349,9 @@ def matrix_rate(target: Target) -> float:
 
 def expected(x: Operands, plan: ThreadPlan, target: Target) -> float:
     """Seconds the model expects."""
-    m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
+    m, n, k, batch = x.most
     (tm, tn, tk), (down, across), size = plan.tile, plan.warps, x.dtype.size
-    tiles, steps = batch * -(-m // tm) * -(-n // tn), -(-k // tk)
+    tiles, steps = batch * ceil_divide(m, tm) * ceil_divide(n, tn), ceil_divide(k, tk)
     together = residents(x, plan, target)
     product = 2 * tm * tn * tk / matrix_rate(target)
     moved = (tm * across + tn * down + tm + tn) * tk * size
@@ -367,7 +359,7 @@ def expected(x: Operands, plan: ThreadPlan, target: Target) -> float:
     step = max(product, shared) + STEP_SECONDS / together
     ends = TILE_SECONDS / (2 * together if plan.programs else together)
     whole, rest = divmod(tiles, target.cores * together)
-    seconds = (whole * together + -(-rest // target.cores)) * (steps * step + ends)
+    seconds = (whole * together + ceil_divide(rest, target.cores)) * (steps * step + ends)
     through = tiles * steps * (tm + tn) * tk * size
     cache = through / (CACHE_SHARE * (target.memories["l2"].bytes_per_second or 5e12))
     memory = batch * (m * k + n * k) * size + batch * m * n * x.result.size

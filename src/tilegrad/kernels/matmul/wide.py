@@ -45,11 +45,6 @@ from .shape import (
 SMALL = 96  # columns of sums that take few registers
 
 
-def reference(a: Any, b: Any) -> Any:
-    """What is computed, of NumPy arrays: sums in float32, before the epilogue."""
-    return a.astype("float32") @ b.astype("float32")
-
-
 def wide_matmul(x: Operands, plan: WidePlan, residuals: int = 0) -> Body:
     """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it.
 
@@ -68,6 +63,7 @@ class WideMatmul(Moving):
 
     products = 1  # whose sums an epilogue takes
     joined = False  # products side by side in one accumulator
+    apart = 0  # products whose tiles of b have places of their own
     ways = 1  # consumers of the same 64 rows
     notes: Mapping[str, Any] = MappingProxyType({})  # further ones of the Body
 
@@ -153,9 +149,10 @@ class WideMatmul(Moving):
     def operands(self) -> tuple[Any, Any]:
         """The stages' places of a and of b."""
         x, stages, (tm, tn, tk) = self.x, self.plan.stages, self.plan.tile
-        half, whole = side(64, tk, x.a_along_k), side(tn, tk, x.b_along_k)
+        half, whole = side(64, tk, x.a_along_k), side(tn // (self.apart or 1), tk, x.b_along_k)
+        each = (self.apart, *whole) if self.apart else whole
         left = tile.shared((stages, tm // 64, *half), x.dtype, "swizzle128")
-        return left, tile.shared((stages, *whole), x.dtype, "swizzle128")
+        return left, tile.shared((stages, *each), x.dtype, "swizzle128")
 
     def corner(self, number: Any) -> tuple[Any, Any, Any]:
         """(batch, row, column) where a tile begins."""
@@ -233,9 +230,11 @@ class WideMatmul(Moving):
         tile.matrix_wait(0)
         self.release(turn + self.steps - 1)
 
-    def at(self, _: int, own: int, stage: Any) -> tuple[Any, ...]:
-        """Where they lie."""
-        return self.left[stage, own], self.right[stage]
+    def at(self, number: int, own: int, stage: Any) -> tuple[Any, ...]:
+        """Where in the ring the operands of a product lie."""
+        if self.apart:
+            return self.left[stage, own], self.right[stage, number]
+        return self.left[stage, number * self.halves + own], self.right[stage]
 
     def release(self, turn: Any) -> None:
         """Give a stage back to every program that fills it."""

@@ -21,7 +21,6 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int64
 from ...core.target import Target
-from ...ir.symbol import high
 from ..grouped import FIRST, GROUP, LAST
 from .joint import JointMatmul
 from .plan import START_SECONDS, most_stages, transposed
@@ -119,12 +118,12 @@ def choose_grouped(x: Operands, target: Target) -> Choice[WidePlan]:
 
     A core has one program: of two in a core, which come where programs of the launch before have
     nothing to do, each would read half as fast as those of other cores."""
-    x, parts = transposed(x), len(x.weights) if x.gated else 1
+    x, parts = transposed(x), x.products
     rows = max(TILE, 64 * parts) if x.block < WIDE_BLOCK else TILE * parts
     staged = min(64, x.block)
     plan = WidePlan((rows, x.block, 64), 2, target.cores, staged=staged, dependent=True)
     plan = replace(plan, stages=most_stages(x, plan, target, MOST_STAGES))
-    used, m, n, k = (high(s) for s in (x.batch, x.m, x.n, x.k))
+    m, n, k, used = x.most
     flops = 2 * max(n, min(used, n) * x.block // 2) * m * k * parts
     read = min(used, n) * m * k * x.dtype.size * parts / target.peak_bytes()
     seconds = max(read, flops / target.peak_flops(x.dtype)) + START_SECONDS

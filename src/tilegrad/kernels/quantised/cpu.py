@@ -18,9 +18,8 @@ from .cpu_decode import decode
 from .cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
 from .cpu_prefill import prefill
 from .cpu_take import take
-from .shape import Around, QuantisedShape
+from .shape import NOTHING, Around, QuantisedShape
 
-SPLITS = True  # `around_callee` writes several results
 FEW_TOKENS = 24  # tokens; from about here on unpacking for a matrix unit costs less
 
 
@@ -36,23 +35,25 @@ def many(form: Format, rows: int, dtype: DType, target: Target) -> int:
     return 0
 
 
-def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
-    """The product: x (tokens, columns) and the parts to (tokens, rows).
+def callee(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> KernelCallee:
+    """The product: x (tokens, columns) and the parts to (tokens, rows); with what is around it,
+    arguments in the order of `Around`.
 
     Where the number of tokens is known at run time only, both kernels are launched, and the grid
     of one of them is empty. Results but the first are scratch.
     """
-    most = few(target)
-    bodies: list[Body] = []
-    if takes_any_number(target):
-        return _callee(of_any_number(shape, target))
-    if low(shape.tokens) <= most:
+    if around != NOTHING:
+        body = decode(shape, target, name="quantised_around", around=around)
+        return KernelCallee.named("quantised_around", [body], around.names(shape))
+    most, every = few(target), takes_any_number(target)
+    bodies = of_any_number(shape, target) if every else []
+    if not every and low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
         bodies.append(decode(shape, target, most, own))
-    if high(shape.tokens) > most:
+    if not every and high(shape.tokens) > most:
         own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
         bodies += prefill(shape, target, own)
-    return _callee(bodies)
+    return KernelCallee.named("quantised_matmul", bodies, ("out0", "split"))
 
 
 def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
@@ -87,10 +88,6 @@ def _between(value: Size) -> Size:
     return minimum(1, maximum(0, value))
 
 
-def _callee(bodies: list[Body]) -> KernelCallee:
-    return KernelCallee.named("quantised_matmul", bodies, ("out0", "split"))
-
-
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
     """Why a product is not computed with what is around it; '' where it is."""
     if invariant():
@@ -100,12 +97,6 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
     return around.why_not(shape, ROWS) or why_not(shape, target)
 
 
-def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
-    """A product with what is around it; arguments in the order of `Around`."""
-    body = decode(shape, target, name="quantised_around", around=around)
-    return KernelCallee.named("quantised_around", [body], around.names(shape))
-
-
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
     return KernelCallee.named("quantised_take", [take(shape, target)], ("out",))
@@ -113,8 +104,6 @@ def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 __all__ = [
     "ROWS",
-    "SPLITS",
-    "around_callee",
     "callee",
     "few",
     "grouped_callee",

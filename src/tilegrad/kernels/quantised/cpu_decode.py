@@ -20,18 +20,20 @@ beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ... import tile
 from ...core.dtype import float32, int32
+from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import Size, high
+from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .cpu_parts import QUADS, ROWS, STEP, layout_of, parts
-from .shape import NOTHING, Around, QuantisedShape, padded, parameters
+from .shape import NOTHING, Around, QuantisedShape, parameters
+from .words import doubled, gate, masked, shifted
 
 LIMIT = 32639  # 127 * 256 + 127: the largest that two signed bytes hold
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count whole numbers
@@ -45,7 +47,7 @@ PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
 def programs(shape: QuantisedShape, target: Target) -> int:
     """How many programs share the rows: a few for each worker, none of them too small."""
-    blocks, workers = padded(shape.outputs, ROWS) // ROWS, max(1, target.cores)
+    blocks, workers = round_up(shape.outputs, ROWS) // ROWS, max(1, target.cores)
     each = blocks * ROWS * shape.row_bytes // (PROGRAM_BYTES * workers)  # of a worker
     each = min(each, shape.outputs // (PROGRAM_ROWS * workers), 8)
     return min(blocks, workers * max(1, each))
@@ -57,7 +59,7 @@ def together(tokens: Any, target: Target) -> int:
     most = 8 if many and target.lanes(float32) == ROWS else 4 if target.multiplies_by_lane else 2
     if not isinstance(tokens, int):
         return min(most, 4)  # one by one what is left of these
-    return -(-tokens // max(1, -(-tokens // most)))
+    return ceil_divide(tokens, max(1, ceil_divide(tokens, most)))
 
 
 def rows_at_once(target: Target) -> int:
@@ -108,10 +110,13 @@ class Weights:
             total = [x | y for x, y in zip(total, other)]
         return [doubled(x) for x in total] if self.layout.doubled else total
 
-    def groups(self, step: Any) -> list[Any]:
-        """The groups of a step."""
+    def groups(self, block: Any, step: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """The groups of a step: number, scale, minimum (None where the Format has none)."""
         each = STEP // self.layout.group
-        return [step * each + g for g in range(each)]
+        for group in (step * each + g for g in range(each)):
+            scale = self.scale(block, step, group)
+            least = self.scale(block, step, group, "minimum") if self.layout.minimum else None
+            yield group, scale, least
 
     def scale(self, block: Any, step: Any, group: Any, name: str = "scale") -> Any:
         """Scale (or minimum) of a group of 16 rows, in float32."""
@@ -132,32 +137,6 @@ def moved(words: Any, bits: int, right: int, left: int) -> Any:
     return words if bits == 8 else masked(shifted(words, right), ((1 << bits) - 1) << left)
 
 
-def shifted(words: Any, right: int) -> Any:
-    """Words moved to the right (to the left where it is negative)."""
-    return words >> right if right > 0 else words << -right if right else words
-
-
-def masked(words: Any, byte: int) -> Any:
-    """A mask for each byte."""
-    return words & byte * 0x01010101
-
-
-def doubled(words: Any) -> Any:
-    """Nibbles of E2M1 as 12 above twice their value, all four bytes of a word at once.
-
-    Sizes n = 0 .. 7 stand for n + max(n - 4, 0) + 2 max(n - 6, 0): 0 1 2 3 4 6 8 12.
-    """
-    size = masked(words, 7)
-    beyond = masked(shifted(size, 2), 1)  # 1 where n >= 4
-    total = size + (size & beyond * 3)  # two low bits of n - 4
-    seven = masked(shifted(size, 1) & size & beyond, 1)  # 1 where n = 7
-    total = total + (seven + seven)
-    sign = masked(shifted(words, 3), 1)
-    all_bits = sign * 0xFF
-    twice = total + total & all_bits
-    return total + 12 * 0x01010101 - twice
-
-
 def grouped(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[str, Memory]]:
     """The parameters in order; where there are groups, their offsets come after x."""
     x, *rest = parameters(shape, parts(shape), around)
@@ -174,6 +153,8 @@ def ends_of(shape: QuantisedShape, memory: dict[str, Any], number: Any) -> list[
 class Writer:
     """What the Bodies of CPU kernels share: sizes, a builder, memories by name, weights."""
 
+    programs: Size
+
     def __init__(
         self, shape: QuantisedShape, target: Target, given: Sequence[tuple[str, Memory]], name: str
     ) -> None:
@@ -182,6 +163,16 @@ class Writer:
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
         self.weights = Weights(shape, self.memory)
         self.layout = self.weights.layout
+
+    def build(self, share: Size = 1) -> Body:
+        """The Body; `share` is 1 where it has work to do and 0 where another one has."""
+        with tile.into(self.b):
+            self.work(tile.grid(self.programs))
+        return self.b.finish((self.programs * share,))
+
+    def work(self, program: Any) -> None:
+        """All that a program does."""
+        raise InternalError("kernels.quantised", f"{type(self).__name__} does nothing")
 
 
 class Decode(Writer):
@@ -205,21 +196,15 @@ class Decode(Writer):
         if self.signed and max(self.layout.planes) == 8:  # codes with sign are what they stand for
             self.layout = replace(self.layout, centre=self.layout.centre - 128)
         self.sides = 2 if around.gated else 1  # blocks of rows that results are made of
-        self.blocks = padded(shape.outputs, ROWS) // ROWS // self.sides
-
-    def build(self, share: Size = 1) -> Body:
-        """The Body; `share` is 1 where it has work to do and 0 where another one has."""
-        count = min(programs(self.shape, self.target), self.blocks)
-        with tile.into(self.b):
-            self.work(tile.grid(count), count)
-        return self.b.finish((count * share,))
+        self.blocks = round_up(shape.outputs, ROWS) // ROWS // self.sides
+        self.programs = self.count = min(programs(shape, target), self.blocks)
 
     @tile.function
-    def work(self, program: Any, count: int) -> None:
+    def work(self, program: Any) -> None:
         """Tokens, `most` at a time, with the blocks of rows that the program has."""
         tokens = self.shape.tokens
         self.allocate_scratch()
-        ends = [(program + i) * self.blocks // count for i in range(2)]
+        ends = [(program + i) * self.blocks // self.count for i in range(2)]
         if self.shape.groups > 1:
             for number in tile.range(self.shape.groups):
                 self.base = number * self.blocks
@@ -369,8 +354,7 @@ class Decode(Writer):
 
     def step(self, block: Any, step: Any, tokens: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
         """Sums after one more step."""
-        if AHEAD:
-            self.weights.near(block, step, -(-AHEAD // (64 * self.layout.vectors)))
+        self.weights.near(block, step, ceil_divide(AHEAD, 64 * self.layout.vectors))
         found: list[Any] = []
         for first in range(0, ROWS, self.rows_at_once):
             self.weights.first, self.weights.rows = first, self.rows_at_once
@@ -382,35 +366,33 @@ class Decode(Writer):
         self, block: Any, step: Any, tokens: Sequence[Any], sums: Sequence[Any]
     ) -> list[Any]:
         """Those of some rows."""
-        weights, made = self.weights, list(sums)
-        quads, groups = weights.quads(block, step), weights.groups(step)
+        made, quads = list(sums), self.weights.quads(block, step)
         if self.signed and max(self.layout.planes) == 8:
             quads = [quad ^ ALL_SIGNS for quad in quads]
-        each = QUADS // len(groups)
-        for g, group in enumerate(groups):
-            scale = weights.scale(block, step, group)
-            lowest = weights.scale(block, step, group, "minimum") if self.layout.minimum else None
-            own = [(j, quads[j]) for j in range(g * each, (g + 1) * each)]
+        each = QUADS * self.layout.group // STEP
+        for g, (group, scale, least) in enumerate(self.weights.groups(block, step)):
+            own = quads[g * each : (g + 1) * each]
             for n, token in enumerate(tokens):
-                total = self.dot(token, step, own, group)
+                total = self.dot(token, step * QUADS + g * each, own, group)
                 by = total.to(float32) * tile.load(self.scales, (token, step))
                 made[n] = multiply_add(self.target, by, scale, made[n])
-                if lowest is not None:
+                if least is not None:
                     own_sum = tile.load(self.sums, (token, group))
-                    made[n] = multiply_add(self.target, lowest, own_sum, made[n])
+                    made[n] = multiply_add(self.target, least, own_sum, made[n])
         return made
 
-    def dot(self, token: Any, step: Any, quads: Sequence[tuple[int, Any]], group: Any) -> Any:
-        """Whole numbers: codes of a group times a token."""
+    def dot(self, token: Any, first: Any, quads: Sequence[Any], group: Any) -> Any:
+        """Whole numbers: codes of a group times a token, whose words begin somewhere."""
         upper = lower = tile.zeros((self.rows_at_once,), int32)
         dot = tile.signed_byte_dot if self.signed else tile.byte_dot
         if self.layout.centre:
             above = tile.load(self.above, (token, group))
             lower = tile.broadcast(above, (self.rows_at_once,))
-        first, count = step * QUADS + quads[0][0], len(quads)
-        high_word = self.words(self.high_bytes, token, first, count)
-        low_word = self.words(self.low_bytes, token, first, count)
-        for i, (_, quad) in enumerate(quads):
+        high_word, low_word = (
+            self.words(place, token, first, len(quads))
+            for place in (self.high_bytes, self.low_bytes)
+        )
+        for i, quad in enumerate(quads):
             upper = dot(quad, high_word(i), upper)
             lower = dot(quad, low_word(i), lower)
         return (upper << 8) + lower
@@ -433,12 +415,6 @@ def joined(x: Any) -> Any:
     return total
 
 
-def gate(gates: Any, other: Any) -> Any:
-    """silu(gates) * other."""
-    unit = tile.full((), 1.0)
-    return gates / (tile.exp(-gates) + unit) * other
-
-
 def decode(
     shape: QuantisedShape,
     target: Target,
@@ -452,6 +428,3 @@ def decode(
     limit = high(shape.tokens) if most is None else most
     most = max(1, min(limit, max(1, high(shape.tokens))))
     return Decode(shape, target, most, name, around, whole).build(share)
-
-
-__all__ = ["Weights", "Writer", "decode", "ends_of", "grouped", "multiply_add", "programs"]

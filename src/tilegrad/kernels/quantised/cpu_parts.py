@@ -22,7 +22,8 @@ import numpy as np
 
 from ...core.dtype import DType, float16, float32, int8, int32, uint8
 from ...core.format import NUMPY, Format
-from .shape import Part, QuantisedShape, padded
+from ...ir.symbol import round_up
+from .shape import Part, QuantisedShape
 
 Array = np.ndarray[Any, Any]
 ROWS = 16  # of a block
@@ -74,7 +75,7 @@ def layout_of(form: Format) -> Layout:
 def parts(shape: QuantisedShape) -> list[Part]:
     """Names, shapes and dtypes of the parts, in order."""
     layout = layout_of(shape.format)
-    blocks, columns = padded(shape.rows, ROWS) // ROWS, shape.columns
+    blocks, columns = round_up(shape.rows, ROWS) // ROWS, shape.columns
     found: list[Part] = [
         ("codes", (blocks, columns // STEP, layout.vectors, ROWS), int32),
         ("scale", (blocks, columns // layout.span, ROWS), layout.scale),
@@ -91,20 +92,20 @@ def parts(shape: QuantisedShape) -> list[Part]:
 def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
     """Bytes (n, row bytes) of the Format as the parts of n rows; rows are added as zeros."""
     form, layout = shape.format, layout_of(shape.format)
+    assert form.scales is not None
     more = -len(raw) % ROWS
     if more:
         raw = np.concatenate([raw, np.zeros((more, raw.shape[1]), np.uint8)])
     fields = form.split(raw)  # (n, file's blocks, count)
-    found = {"codes": _across(_words(form, layout, fields), 2)}
-    if layout.small is None:
-        found["scale"] = _across(_power(fields) if layout.doubled else fields["scale"], 1)
-        if layout.minimum:
-            found["minimum"] = _across(fields["zero" if layout.zero else "minimum"], 1)
-        return found
-    small, minima = _small(form, fields)
-    found |= {"scale": _across(fields["scale"], 1), "scales": _across(small, 1)}
-    if minima is not None:
-        found |= {"minimum": _across(fields["minimum"], 1), "minima": _across(minima, 1)}
+    scale = form.scales(NUMPY, fields)[0] if layout.doubled else fields["scale"]
+    found = {"codes": _across(_words(form, layout, fields), 2), "scale": _across(scale, 1)}
+    if layout.minimum:
+        found["minimum"] = _across(fields["zero" if layout.zero else "minimum"], 1)
+    if layout.small is not None:
+        scales, minima = form.whole_scales(fields)
+        found["scales"] = _across(scales.astype(layout.small.numpy), 1)
+        if minima is not None:
+            found["minima"] = _across((-minima).astype(layout.small.numpy), 1)
     return found
 
 
@@ -141,27 +142,3 @@ def _whole(x: Array) -> Array:
     if x.strides[-1] != 1:
         x = np.ascontiguousarray(x)
     return x.view(np.int32)
-
-
-def _power(fields: dict[str, Array]) -> Array:
-    """2 ** (e - 128) in float32, the least two subnormal."""
-    from ...core.format import MXFP4
-
-    assert MXFP4.scales is not None
-    found: Array = MXFP4.scales(NUMPY, fields)[0]
-    return found
-
-
-def _small(form: Format, fields: dict[str, Array]) -> tuple[Array, Array | None]:
-    """Whole numbers of the groups: what the Format's scales are where `scale` is 1."""
-    assert form.scales is not None
-    ones: dict[str, Array] = {
-        n: np.ones_like(fields[n]) for n in ("scale", "minimum") if n in fields
-    }
-    scales, minima = form.scales(NUMPY, {**fields, **ones})
-    if minima is None:
-        return scales.astype(np.int8), None
-    return scales.astype(np.uint8), (-minima).astype(np.uint8)
-
-
-__all__ = ["LAYOUTS", "QUADS", "ROWS", "STEP", "Layout", "layout_of", "pack", "parts"]

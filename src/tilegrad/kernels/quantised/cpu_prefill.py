@@ -18,12 +18,13 @@ from typing import Any
 from ... import tile
 from ...core.dtype import bfloat16, float32, uint32
 from ...core.target import Target
-from ...ir.symbol import Size, ceil_divide, high
+from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body
-from .cpu_decode import Writer, ends_of, grouped, multiply_add, shifted
+from .cpu_decode import Writer, ends_of, grouped, multiply_add
 from .cpu_parts import ROWS, STEP, parts
-from .shape import QuantisedShape, padded, parameters
+from .shape import QuantisedShape, parameters
+from .words import shifted
 
 TILE = 16
 PAIR = 2 * TILE  # columns of a tile of bfloat16
@@ -55,13 +56,13 @@ def split_memory(shape: QuantisedShape, use: str) -> Memory:
 def panel_blocks(shape: QuantisedShape, target: Target, each: int) -> int:
     """Blocks of 16 rows of a program: pairs that fit (`each` bytes a weight), where the worker
     with the most programs has least to do; tokens are read again for every panel."""
-    pairs, workers = padded(shape.rows, 2 * ROWS) // (2 * ROWS), max(1, target.cores)
+    pairs, workers = round_up(shape.rows, 2 * ROWS) // (2 * ROWS), max(1, target.cores)
     fitting = max(1, PANEL_BYTES // (2 * ROWS * shape.columns * each))
     most = max(1, min(fitting, pairs // (3 * workers)))
 
     def longest(size: int) -> float:
-        panels = -(-pairs // size)
-        return -(-panels // workers) * (size + 0.125)
+        panels = ceil_divide(pairs, size)
+        return ceil_divide(panels, workers) * (size + 0.125)
 
     return 2 * min(range(1, most + 1), key=longest)
 
@@ -77,20 +78,17 @@ class Panels(Writer):
 
     def values(self, block: Any, step: Any) -> list[Any]:
         """The weights of 16 rows in 32 columns: a tile of 16 for each column, in float32."""
-        weights, layout, found = self.weights, self.layout, []
-        quads, groups = weights.quads(block, step), weights.groups(step)
-        each = len(quads) // len(groups)
-        for g, group in enumerate(groups):
-            scale = weights.scale(block, step, group)
-            lowest = weights.scale(block, step, group, "minimum") if layout.minimum else None
+        found, quads = [], self.weights.quads(block, step)
+        each, centre = len(quads) * self.layout.group // STEP, self.layout.centre
+        for g, (_, scale, least) in enumerate(self.weights.groups(block, step)):
             for quad in quads[g * each : (g + 1) * each]:
                 for byte in range(4):
                     code = shifted(quad, 8 * byte) & 255
-                    one = (code - layout.centre if layout.centre else code).to(float32)
-                    if lowest is None:
+                    one = (code - centre if centre else code).to(float32)
+                    if least is None:
                         found.append(one * scale)
                     else:
-                        found.append(multiply_add(self.target, one, scale, lowest))
+                        found.append(multiply_add(self.target, one, scale, least))
         return found
 
 
@@ -103,25 +101,19 @@ class Split(Writer):
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
         x, *_ = parameters(shape, ())
         super().__init__(shape, target, [x, ("split", split_memory(shape, "result"))], name)
-
-    def build(self, share: Size) -> Body:
-        """The Body."""
-        tiles = ceil_divide(self.shape.tokens, PAIR) * 2
-        with tile.into(self.b):
-            self.work(tile.grid(tiles))
-        return self.b.finish((tiles * share,))
+        self.programs = ceil_divide(shape.tokens, PAIR) * 2
 
     @tile.function
-    def work(self, number: Any) -> None:
+    def work(self, program: Any) -> None:
         """Row by row, step by step."""
         shape = self.shape
         for row in tile.range(TILE):
-            token = number * TILE + row
+            token = program * TILE + row
             inside = tile.less(token, shape.tokens)
             for step in tile.range(shape.columns // STEP):
                 x = tile.load(self.memory["x"], (token, step * STEP), STEP, mask=inside)
                 for part, value in enumerate(halves(x, depth_of(shape))):
-                    tile.store(self.memory["split"], (part, number, step, row, 0), value)
+                    tile.store(self.memory["split"], (part, program, step, row, 0), value)
 
 
 def halves(x: Any, depth: int) -> list[Any]:
@@ -140,23 +132,17 @@ class Matrix(Panels):
         super().__init__(shape, target, [("split", split_memory(shape, "value")), *rest], name)
         self.unit, self.depth = unit_of(target), depth_of(shape)
         self.count = panel_blocks(shape, target, 2 * self.depth)
-        self.steps = shape.columns // STEP
-
-    def build(self, share: Size) -> Body:
-        """The Body."""
-        blocks = padded(self.shape.rows, ROWS) // ROWS
-        panels = -(-blocks // self.count)
-        with tile.into(self.b):
-            self.first = tile.grid(panels) * self.count
-            panel = (self.depth, self.count, self.steps, TILE, TILE)
-            self.panel = tile.scratch(panel, uint32)
-            self.sums, self.zeros = tile.scratch((PAIR, PAIR)), tile.scratch((TILE, TILE))
-            self.work(tile.minimum(blocks - self.first, self.count))
-        return self.b.finish((panels * share,))
+        self.steps, self.blocks = shape.columns // STEP, round_up(shape.rows, ROWS) // ROWS
+        self.programs = ceil_divide(self.blocks, self.count)
 
     @tile.function
-    def work(self, here: Any) -> None:
+    def work(self, program: Any) -> None:
         """Unpack the blocks that there are, then multiply all tokens by them."""
+        self.first = program * self.count
+        panel = (self.depth, self.count, self.steps, TILE, TILE)
+        self.panel = tile.scratch(panel, uint32)
+        self.sums, self.zeros = tile.scratch((PAIR, PAIR)), tile.scratch((TILE, TILE))
+        here = tile.minimum(self.blocks - self.first, self.count)
         for zero in tile.range(TILE):  # the unit loads what sums begin with, one for each sum
             tile.store(self.zeros, (zero, 0), tile.zeros((TILE,)))
         for unpack in tile.range(here, bounds=(0, self.count - 1)):
@@ -252,35 +238,29 @@ class Vectors(Panels):
         self.across = 2 if lanes == ROWS else 1  # blocks of a panel
         self.tokens = max(1, (24 if many else 10) * lanes // (ROWS * self.across))
         self.tokens = min(self.tokens, max(1, high(shape.tokens)))
-
-    def build(self, share: Size) -> Body:
-        """The Body."""
-        blocks = padded(self.shape.outputs, ROWS) // ROWS
-        panels = -(-blocks // self.across)
-        with tile.into(self.b):
-            self.first = tile.grid(panels) * self.across
-            self.panel = tile.scratch((self.shape.columns, self.across * ROWS))
-            self.work(blocks)
-        return self.b.finish((panels * share,))
+        self.blocks = round_up(shape.outputs, ROWS) // ROWS
+        self.programs = ceil_divide(self.blocks, self.across)
 
     @tile.function
-    def work(self, blocks: int) -> None:
+    def work(self, program: Any) -> None:
         """All tokens with all rows, or those of each group with its own."""
+        self.first = program * self.across
+        self.panel = tile.scratch((self.shape.columns, self.across * ROWS))
         if self.shape.groups == 1:
-            self.panel_products(0, blocks, 0, self.shape.tokens)
+            self.panel_products(0, 0, self.shape.tokens)
         else:
             for number in tile.range(self.shape.groups):
                 start, stop = ends_of(self.shape, self.memory, number)
                 if tile.less(start, stop):
-                    self.panel_products(number * blocks, blocks, start, stop)
+                    self.panel_products(number * self.blocks, start, stop)
 
     @tile.function
-    def panel_products(self, base: Any, blocks: int, start: Any, stop: Any) -> None:
+    def panel_products(self, base: Any, start: Any, stop: Any) -> None:
         """Unpack the panel, past the last block that one again; then tokens, some at once."""
         shape = self.shape
         for unpack in tile.range(shape.columns // STEP):
             for i in range(self.across):
-                block = base + tile.minimum(self.first + i, blocks - 1)
+                block = base + tile.minimum(self.first + i, self.blocks - 1)
                 for k, value in enumerate(self.values(block, unpack)):
                     tile.store(self.panel, (unpack * STEP + k, i * ROWS), value)
         bounds = (0, max(0, high(shape.tokens) - 1))
@@ -316,6 +296,3 @@ def prefill(
         return [Vectors(shape, target, name).build(share)]
     first = Split(shape, target, f"{name}_split").build(share)
     return [first, Matrix(shape, target, name).build(share)]
-
-
-__all__ = ["prefill", "unit_of"]

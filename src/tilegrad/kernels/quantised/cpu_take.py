@@ -14,9 +14,10 @@ from ...core.dtype import float32, int32
 from ...core.target import Target
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .cpu_decode import Weights, doubled, moved, shifted
+from .cpu_decode import Weights, moved
 from .cpu_parts import QUADS, ROWS, STEP, parts
 from .shape import QuantisedShape, constants
+from .words import doubled, shifted
 
 
 class Lane(Weights):
@@ -71,15 +72,9 @@ def values_of(rows: Lane, block: Any, step: Any) -> Any:
     layout, words = rows.layout, rows.steps_codes(block, step)
     found = [shifted(words, 8 * i) & 255 for i in range(4)]
     codes = tile.stack(found).T - layout.centre  # (quads, 4)
-    groups, made = rows.groups(step), []
-    codes = tile.reshape(codes, (len(groups), 4 * (QUADS // len(groups))))
-    for g, group in enumerate(groups):
-        part = codes[g]
-        part = rows.scale(block, step, group) * part.to(float32)
-        if layout.minimum:
-            part = part + rows.scale(block, step, group, "minimum")
-        made.append(part)
+    codes = tile.reshape(codes, (STEP // layout.group, layout.group))
+    made = []
+    for g, (_, scale, least) in enumerate(rows.groups(block, step)):
+        value = scale * codes[g].to(float32)
+        made.append(value if least is None else value + least)
     return tile.reshape(made[0] if len(made) == 1 else tile.stack(made), (STEP,))
-
-
-__all__ = ["take"]

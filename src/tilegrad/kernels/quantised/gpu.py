@@ -10,13 +10,14 @@ its facts alone, and the Plan by the shape.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...core.config import invariant
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...core.format import Format
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from . import gpu_packed, gpu_warps
@@ -26,11 +27,15 @@ from .gpu_packed import PackedPlan, packed_matmul
 from .gpu_rows import RowsPlan, few_tokens, shared_bytes
 from .gpu_take import take, unpack
 from .gpu_warps import WarpsPlan, warp_tokens
-from .shape import NOTHING, Around, QuantisedShape, padded
+from .shape import NOTHING, Around, QuantisedShape
 
 Plan = RowsPlan | WarpsPlan | MatrixPlan | PackedPlan
 
-SPLITS = True
+MAKERS: dict[Any, Any] = {
+    PackedPlan: packed_matmul,
+    WarpsPlan: warp_tokens,
+    RowsPlan: few_tokens,
+}
 CORES = 128  # that tiles are to suffice for
 MANY = 32  # tokens from which weights that are not packed are unpacked before a product
 MOST_PACKED = 256  # tokens that packed weights are multiplied with
@@ -75,9 +80,9 @@ def matrix_plan(shape: QuantisedShape, block: int = 0) -> MatrixPlan:
     if invariant():
         most = 64
     tokens = max(16, block) if block else next((t for t in (16, 32) if most <= t), 64)
-    rows = padded(shape.outputs, ROWS)
+    rows = round_up(shape.outputs, ROWS)
     sizes = [r for r in (64, 32, 16) if rows % r == 0 and (r <= 32 or tokens <= 32)]
-    programs = -(-most // tokens)
+    programs = ceil_divide(most, tokens)
     fill = [r for r in sizes if rows // r * programs >= CORES]
     heavy = is_heavy(shape)
     tall = (fill or sizes)[0] if heavy else sizes[0]
@@ -125,20 +130,20 @@ def body_of(
     shape: QuantisedShape, plan: Plan, name: str = "quantised_matmul", around: Around = NOTHING
 ) -> Body:
     """The kernel of a Plan; parameters in the order of `Around`."""
-    if isinstance(plan, PackedPlan):
-        return packed_matmul(shape, plan, name, around)
-    if isinstance(plan, WarpsPlan):
-        return warp_tokens(shape, plan, name, around)
-    if isinstance(plan, RowsPlan):
-        return few_tokens(shape, plan, name, around)
-    if around != NOTHING:
+    for kind, make in MAKERS.items():
+        if isinstance(plan, kind):
+            return make(shape, plan, name, around)
+    if around != NOTHING or not isinstance(plan, MatrixPlan):
         raise InternalError("kernels.quantised", f"{plan} takes nothing around a product: {around}")
     return many_tokens(shape, plan, name)
 
 
-def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
-    """The product: x (tokens, columns) and the parts to (tokens, rows)."""
-    return _callee("quantised_matmul", shape, target, NOTHING)
+def callee(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> KernelCallee:
+    """The product: x (tokens, columns) and the parts to (tokens, rows); with what is around it,
+    arguments in the order of `Around`."""
+    name = "quantised_matmul" if around == NOTHING else "quantised_around"
+    body = body_of(shape, plans_for(shape, target, around)[0], name, around)
+    return KernelCallee.named(name, [body], around.names(shape))
 
 
 def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
@@ -158,16 +163,6 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
     return around.why_not(shape, ROWS) or why_not(shape, target)
 
 
-def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
-    """A product with what is around it; arguments in the order of `Around`."""
-    return _callee("quantised_around", shape, target, around)
-
-
-def _callee(name: str, shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
-    body = body_of(shape, plans_for(shape, target, around)[0], name, around)
-    return KernelCallee.named(name, [body], around.names(shape))
-
-
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
     return KernelCallee.named("quantised_take", [take(shape)], ("out",))
@@ -180,8 +175,6 @@ def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 __all__ = [
     "ROWS",
-    "SPLITS",
-    "around_callee",
     "body_of",
     "callee",
     "grouped_callee",

@@ -14,10 +14,11 @@ from typing import Any
 from ... import tile
 from ...core.dtype import float32
 from ...core.errors import InternalError
-from ...ir.symbol import ceil_divide, high
+from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body, BodyBuilder
-from .gpu_layout import ROWS, groups_of, layout_of, parts
-from .shape import Around, QuantisedShape, padded, parameters
+from .gpu_layout import ROWS, Groups, groups_of, layout_of, parts
+from .shape import Around, QuantisedShape, parameters
+from .words import gate, there
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,15 @@ class AroundKernel:
         self.sides = 2 if around.gated else 1
         self.each = plan.rows // self.sides  # rows of a side in a program
         self.results = sum(around.results(shape))
-        self.rows = padded(self.results, ROWS)
-        self.turns = -(-self.groups // plan.groups)
+        self.rows = round_up(self.results, ROWS)
+        self.turns = ceil_divide(self.groups, plan.groups)
         uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
         if self.rows % self.each or uneven or not self.fits():
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
+        self.weights = Groups(shape, [self.memory[n] for n, _, _ in parts(shape)])
+        self.limit = self.groups if self.groups % plan.groups else None
 
     def fits(self) -> bool:
         """Whether there is a Body with this Plan."""
@@ -78,11 +81,22 @@ class AroundKernel:
         """Which rows of a program there are; None for all."""
         if self.rows == self.results:
             return None
-        return tile.arange(self.each) + self.row < self.results
+        return there((self.each,), 0, self.row, self.results)
+
+    def load(self, group: Any) -> list[Any]:
+        """The weights of a turn, side by side."""
+        groups, rows = self.plan.groups, [self.row + side * self.rows for side in range(self.sides)]
+        return [x for r in rows for x in self.weights.load(r, group, self.each, groups, self.limit)]
+
+    def load_bias(self) -> Any:
+        """The bias of the program's rows; None where there is none."""
+        if not self.around.bias:
+            return None
+        return tile.load(self.memory["bias"], self.row, self.each, mask=self.rows_there())
 
     def surrounded(self, sides: Sequence[Any], bias: Any, residual: Any) -> Any:
         """Results with what is around them."""
-        value = sides[0] if bias is None else sides[0] + bias
+        value = sides[0] if bias is None else sides[0] + bias.to(float32)
         if self.around.gated:
             value = gate(value, sides[1], self.shape.dtype.bits < 32)
         return value if residual is None else value + residual.to(float32)
@@ -97,10 +111,3 @@ class AroundKernel:
             tile.store(out, (self.token + token, row), value, mask=mask)
         else:
             self.put(token, value, mask, number + 1)
-
-
-def gate(gates: Any, other: Any, quick: bool) -> Any:
-    """silu(gates) * other."""
-    unit = tile.full((), 1.0)
-    below = (tile.quick_exp if quick else tile.exp)(-gates) + unit
-    return (tile.quick_divide(gates, below) if quick else gates / below) * other

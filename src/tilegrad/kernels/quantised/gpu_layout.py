@@ -33,14 +33,15 @@ import numpy as np
 from ... import tile
 from ...core.dtype import DType, float16, float32, int32, uint8, uint16
 from ...core.format import NUMPY
-from .shape import Part, QuantisedShape, padded
+from ...ir.symbol import ceil_divide, round_up
+from .shape import Part, QuantisedShape
+from .words import doubled, masked, shifted, there
 
 ROWS = 16  # rows are padded to a multiple of this
 GROUP = 32
 STEP = 32  # groups of a row are padded to a multiple of this
 BLOCK = 8  # groups that share what `scales` holds, where there are small ones
 MAGIC = 0x4B000000  # the bits of 2 ** 23: a byte below makes that number more
-BYTES = 0x01010101  # 1 in each byte of a word
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values
 Array = np.ndarray[Any, Any]
 
@@ -64,6 +65,11 @@ class Layout:
     def words(self) -> int:
         """Words of codes that lie side by side."""
         return 2 if self.codes == "pairs" else 4
+
+    @property
+    def planes(self) -> int:
+        """Planes that codes lie in."""
+        return 2 if self.codes == "bytes" else 1
 
     def order(self, word: int) -> tuple[int, ...]:
         """The elements of a group whose codes are the bytes of a word."""
@@ -102,14 +108,13 @@ def layout_of(shape: QuantisedShape) -> Layout:
 
 def groups_of(shape: QuantisedShape) -> int:
     """Groups of a row, padded."""
-    return padded(-(-shape.columns // GROUP), STEP)
+    return round_up(ceil_divide(shape.columns, GROUP), STEP)
 
 
 def parts(shape: QuantisedShape) -> list[Part]:
     """The parts in order."""
-    x, rows, groups = layout_of(shape), padded(shape.rows, ROWS), groups_of(shape)
-    planes = 2 if x.codes == "bytes" else 1
-    made: list[Part] = [("codes", (rows, planes, groups * x.words), int32)]
+    x, rows, groups = layout_of(shape), round_up(shape.rows, ROWS), groups_of(shape)
+    made: list[Part] = [("codes", (rows, x.planes, groups * x.words), int32)]
     if x.more == "pairs":
         made.append(("pairs", (rows, groups, 2), int32))
     if x.more == "bits":
@@ -141,7 +146,7 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
     else:
         codes = form.codes(NUMPY, fields).reshape(len(raw), -1)  # int8
         codes = _digits(codes) if x.scales == "power" else codes.view(np.uint8) + np.uint8(x.offset)
-    codes = _padded(codes, groups * GROUP).reshape(-1, groups, GROUP)
+    codes = _padded(codes, (len(raw), groups * GROUP)).reshape(-1, groups, GROUP)
     made = {"codes": _codes(x, codes)}
     if x.more:
         above = codes >> np.uint8(2 if x.codes == "pairs" else 4)
@@ -149,17 +154,11 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
         made[x.more] = _pairs(ordered) if x.more == "pairs" else _joined(ordered, 1)[..., 0]
     made |= _scales(shape, x, fields, len(raw))
     for name, sizes, dtype in parts(shape):
-        made[name] = _padded_rows(made[name], sizes).astype(dtype.numpy, copy=False)
+        made[name] = _padded(made[name], sizes).astype(dtype.numpy, copy=False)
     return made
 
 
-def _padded(values: Array, width: int) -> Array:
-    if values.shape[1] == width:
-        return values
-    return np.pad(values, ((0, 0), (0, width - values.shape[1])))
-
-
-def _padded_rows(values: Array, sizes: Sequence[int]) -> Array:
+def _padded(values: Array, sizes: Sequence[int]) -> Array:
     if values.shape == tuple(sizes):
         return np.ascontiguousarray(values)
     return np.pad(values, [(0, size - own) for size, own in zip(sizes, values.shape)])
@@ -217,11 +216,7 @@ def _scales(shape: QuantisedShape, x: Layout, fields: dict[str, Array], n: int) 
     found = given[0] if x.scales == "one" else (words[0] | words[1] << np.uint32(16)).view(np.int32)
     made = {"scales": found}
     if x.small:
-        ones: dict[str, Array] = {
-            name: np.ones_like(fields[name]) for name in ("scale", "minimum") if name in fields
-        }
-        assert shape.format.scales is not None
-        scale, minimum = shape.format.scales(NUMPY, {**fields, **ones})
+        scale, minimum = shape.format.whole_scales(fields)
         scale = scale.astype(np.int16).reshape(n, -1).astype(np.uint16) & 255
         if minimum is not None:
             low = (-minimum).astype(np.uint16).reshape(n, -1)
@@ -241,7 +236,8 @@ class Groups:
     def __init__(self, shape: QuantisedShape, memories: Sequence[Any]) -> None:
         self.x = layout_of(shape)
         self.memories = {name: m for (name, _, _), m in zip(parts(shape), memories)}
-        self.planes = 2 if self.x.codes == "bytes" else 1
+        self.names = [f"codes{i}" for i in range(self.x.planes)]  # of what `load` gives
+        self.names += [name for name in self.memories if name != "codes"]
 
     def load(
         self, row: Any, group: Any, rows: int, groups: int, limit: int | None = None
@@ -254,53 +250,41 @@ class Groups:
                 words, first = self.x.words, group * self.x.words
                 shape: tuple[int, ...] = (rows, groups * words)
                 inside = self.inside(first, shape, limit and limit * words)
-                for plane in range(self.planes):
+                for plane in range(self.x.planes):
                     found = tile.load(memory, (row, plane, first), shape, axes=(0, 2), mask=inside)
                     made.append(tile.reshape(found, (rows, groups, words)))
-            elif name == "pairs":
-                shape = (rows, groups, 2)
-                inside = self.inside(group, shape, limit)
-                made.append(tile.load(memory, (row, group, 0), shape, mask=inside))
-            else:
-                each = BLOCK if name == "scales" and self.x.small else 1
-                shape, first = (rows, max(1, groups // each)), group // each
-                inside = self.inside(first, shape, limit and limit // each)
-                made.append(tile.load(memory, (row, first), shape, mask=inside))
+                continue
+            each = BLOCK if name == "scales" and self.x.small else 1
+            two = (2,) if name == "pairs" else ()
+            first, shape = group // each, (rows, max(1, groups // each), *two)
+            inside = self.inside(first, shape, limit and limit // each)
+            made.append(tile.load(memory, (row, first, *(0 for _ in two)), shape, mask=inside))
         return made
 
     def inside(self, first: Any, shape: tuple[int, ...], limit: int | None) -> Any:
         """Which groups (the second axis) are below a limit; None for all."""
-        if limit is None:
-            return None
-        line = tile.arange(shape[1]) + first < limit
-        only = (1, shape[1], *(1 for _ in shape[2:]))
-        return tile.broadcast(tile.reshape(line, only), shape)
+        return None if limit is None else there(shape, 1, first, limit)
 
     def named(self, loaded: Sequence[Any]) -> dict[str, Any]:
-        """What `load` gave, by name; the second plane of codes as 'codes1'."""
-        names = [
-            n
-            for name in self.memories
-            for n in ((name, "codes1") if name == "codes" and self.planes == 2 else (name,))
-        ]
-        return dict(zip(names, loaded))
+        """What `load` gave, by name; the planes of codes are numbered."""
+        return dict(zip(self.names, loaded))
 
     def word(self, found: dict[str, Any], number: int) -> Any:
         """Four codes of a group, as bytes."""
-        x, codes = self.x, found["codes"]
+        x = self.x
         if x.codes == "bytes":
-            return one(codes if number < 4 else found["codes1"], number % 4)
+            return one(found[f"codes{number // 4}"], number % 4)
         bits = 4 if x.codes == "nibbles" else 2  # of a code in a byte of a word
         each, ones = 8 // bits, (1 << bits) - 1
-        low = shifted(one(codes, number // each), bits * (number % each)) & ones * BYTES
+        low = masked(shifted(one(found["codes0"], number // each), bits * (number % each)), ones)
         if x.scales == "power":
-            return e2m1(low)
+            return doubled(low)
         if x.more == "pairs":
             high = shifted(one(found["pairs"], number // 4), 2 * (number % 4) - bits)
-            return low | high & (3 * BYTES << bits)
+            return low | masked(high, 3 << bits)
         if x.more == "bits":
             high = shifted(found["bits"][:, :, None], number - bits)
-            return low | high & (BYTES << bits)
+            return low | masked(high, 1 << bits)
         return low
 
     def scales(self, found: dict[str, Any]) -> list[tuple[Any, Any]]:
@@ -355,29 +339,6 @@ class Groups:
 def one(x: Any, at: int) -> Any:
     """Index `at` of the last axis, (rows, groups, 1)."""
     return x[:, :, at : at + 1]
-
-
-def shifted(x: Any, by: int) -> Any:
-    """Bits shifted right (left where negative)."""
-    return x >> by if by > 0 else x << -by if by else x
-
-
-def e2m1(digits: Any) -> Any:
-    """Bytes 12 + twice the value of sign, two exponent bits and one of the mantissa."""
-    first, second, third, sign = (shifted(digits, by) & BYTES for by in range(4))
-    small, low = third ^ BYTES, second ^ BYTES
-    size = [
-        first & small,
-        second & small | first & third & low,
-        third & (low | first),
-        third & second,
-    ]
-    total = size[0]
-    for place, bit in enumerate(size[1:], 1):
-        total = total | bit << place
-    less = sign * 255
-    taken = (total & less) * 2
-    return total + 12 * BYTES - taken
 
 
 def half(word: Any, number: int) -> Any:

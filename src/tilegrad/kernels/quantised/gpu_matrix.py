@@ -20,14 +20,15 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int32
 from ...core.errors import InternalError
-from ...ir.symbol import ceil_divide, high
+from ...ir.symbol import ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..grouped import COLUMNS, FIRST, LAST, most_blocks
 from ..grouped import GROUP as GROUP_OF
 from ..matmul.wide_grouped import listed
 from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, parts
-from .shape import QuantisedShape, padded, parameters
+from .shape import QuantisedShape, parameters
+from .words import and_masks, there
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class MatrixPlan:
 
 def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_matrix") -> Body:
     """The kernel: x (tokens, columns), the parts, out (tokens, rows)."""
-    rows = padded(shape.outputs, ROWS)
+    rows = round_up(shape.outputs, ROWS)
     if BLOCK % plan.groups or rows % plan.rows:
         raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
     given = parameters(shape, parts(shape))
@@ -59,7 +60,7 @@ def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_
 @tile.function
 def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tuple[Any, Any]:
     """A tile of tokens by rows, or of a block of a list; gives the grid."""
-    across = padded(shape.outputs, ROWS) // plan.rows
+    across = round_up(shape.outputs, ROWS) // plan.rows
     if not plan.block:
         grid = (across, ceil_divide(shape.tokens, plan.tokens))
         number, tokens = tile.grid(*grid)
@@ -106,9 +107,7 @@ def one_tile(
         following = weights.load(row, at, plan.rows, plan.groups)
         total = tile.dot(left, values(weights, loaded, shape.dtype).T, total)
         left, loaded = ahead, following
-    size = (plan.tokens, plan.rows)
-    mask = there(size, 0, token, stop, plan.tokens)
-    mask = and_masks(mask, there(size, 1, column, shape.outputs, ROWS))
+    mask = inside((plan.tokens, plan.rows), token, stop, column, shape.outputs, ROWS)
     tile.store(out, (token, column), total.to(shape.dtype), mask=mask)
 
 
@@ -117,22 +116,14 @@ def load_input(
 ) -> Any:
     """A step of x, 0 past its ends."""
     size = (plan.tokens, plan.groups * GROUP)
-    mask = there(size, 0, token, stop, plan.tokens)
-    mask = and_masks(mask, there(size, 1, group * GROUP, shape.columns, size[1]))
+    mask = inside(size, token, stop, group * GROUP, shape.columns, size[1])
     return tile.load(x, (token, group * GROUP), size, mask=mask)
 
 
-def there(size: tuple[int, int], axis: int, start: Any, limit: Any, step: int) -> Any:
-    """Which of a tile's rows or columns there are; None for all, where steps fill the limit."""
-    if isinstance(limit, int) and limit % step == 0:
-        return None
-    line = tile.arange(size[axis]) + start < limit
-    return tile.broadcast(line[None, :] if axis else line[:, None], size)
-
-
-def and_masks(a: Any, b: Any) -> Any:
-    """Two masks; None is true."""
-    return a if b is None else b if a is None else a & b
+def inside(size: tuple[int, int], token: Any, stop: Any, column: Any, limit: int, step: int) -> Any:
+    """Which tokens and columns of a tile there are; of columns all, where steps fill the limit."""
+    rows = None if isinstance(stop, int) and stop % size[0] == 0 else there(size, 0, token, stop)
+    return and_masks(rows, None if limit % step == 0 else there(size, 1, column, limit))
 
 
 def values(weights: Groups, loaded: Sequence[Any], dtype: Any) -> Any:

@@ -30,14 +30,14 @@ from ... import tile
 from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body, BodyBuilder
 from ..matmul.plan import CLUSTERS
-from ..matmul.shape import Operands, WidePlan, among, box, exchanged, staged_rooms
+from ..matmul.shape import Operands, WidePlan, among, box, exchanged, first_wrong, staged_rooms
 from ..matmul.wide import WideMatmul
-from .gpu_around import gate
 from .gpu_layout import BLOCK, GROUP, bytes_of, halves, layout_of, parts
-from .shape import NOTHING, Around, QuantisedShape, padded, parameters
+from .shape import NOTHING, Around, QuantisedShape, parameters
+from .words import gate, there
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
 MOST_WIDE = {1: 256, 2: 256, 3: 64, 4: 64}  # columns of accumulators, by consumers
@@ -103,7 +103,7 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
         (any(s % 64 for s in sizes[:-1]) or any(s % 8 for s in sizes), "results of odd sizes"),
         (shape.columns % 8 != 0, "columns are no multiple of 8"),
     ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    return first_wrong(wrong)
 
 
 def plans(shape: QuantisedShape, around: Around, target: Target) -> list[PackedPlan]:
@@ -127,9 +127,9 @@ def _plan(
     """The Plan with consumers (down, of the same rows), each program with a part of k."""
     (halves, ways), products = consumers, 2 if around.gated else 1
     tokens, results = high(shape.tokens), around.results(shape)
-    across = -(-tokens // min(MOST_TOKENS, MOST_WIDE[halves * ways] // products))
-    wide = padded(-(-tokens // across), 8 * split)
-    tiles = sum(-(-s // (64 * halves)) for s in results) * across
+    across = ceil_divide(tokens, min(MOST_TOKENS, MOST_WIDE[halves * ways] // products))
+    wide = round_up(ceil_divide(tokens, across), 8 * split)
+    tiles = sum(ceil_divide(s, 64 * halves) for s in results) * across
     if any(s % (64 * halves) for s in results[:-1]):
         return
     if split > 1 and tiles > CLUSTERS[split]:
@@ -151,7 +151,7 @@ def _plan(
     out = staged_rooms(operands_of(shape, around), plan) * 64 * halves * staged * shape.dtype.size
     shares = 64 * halves * products * wide * (ways - 1) * 4
     if ways > 1:  # two barriers of each half follow, and then a swizzled place
-        shares = padded(shares + 2 * 8 * halves, SWIZZLED_BYTES)
+        shares = round_up(shares + 2 * 8 * halves, SWIZZLED_BYTES)
     room = target.memories["shared"].bytes - out - shares - exchanged(plan) - SPARE_BYTES
     stages = min(MOST_STAGES, room // step_bytes(shape, plan))
     if stages >= 2:
@@ -163,8 +163,8 @@ def expected(shape: QuantisedShape, around: Around, plan: PackedPlan, target: Ta
     (rows, wide, depth), split = plan.tile, plan.split
     products, tokens = 2 if around.gated else 1, high(shape.tokens)
     results = around.results(shape)
-    tiles = sum(-(-s * products // rows) for s in results) * -(-tokens // wide)
-    rounds = -(-tiles * split // min(plan.programs, target.cores))  # tiles of a core
+    tiles = sum(ceil_divide(s * products, rows) for s in results) * ceil_divide(tokens, wide)
+    rounds = ceil_divide(tiles * split, min(plan.programs, target.cores))  # tiles of a core
     steps = rounds * -(-shape.columns // depth // split)
     moved = bytes_of(shape) + tokens * (shape.columns + sum(results)) * shape.dtype.size
     busy = min(tiles * split / rounds, target.cores)
@@ -295,14 +295,14 @@ class PackedMatmul(WideMatmul):
         value = pieces[0]
         wide = value.shape[1]
         if self.bias is not None:
-            bias = tile.load(self.bias, row, 64, mask=below(64, row, self.x.m))
+            bias = tile.load(self.bias, row, 64, mask=there((64,), 0, row, self.x.m))
             value = value + tile.broadcast(bias.to(float32)[:, None], value.shape)
         if self.around.gated:
             value = gate(value, pieces[1], quick=True)
         if self.residual is not None:
-            there = tile.broadcast(below(wide, column, self.x.n)[:, None], (wide, 64))
-            there = there & tile.broadcast(below(64, row, self.x.m)[None, :], (wide, 64))
-            added = tile.load(self.residual, (column, row), (wide, 64), mask=there)
+            size = (wide, 64)
+            mask = there(size, 0, column, self.x.n) & there(size, 1, row, self.x.m)
+            added = tile.load(self.residual, (column, row), size, mask=mask)
             value = value + added.to(float32).T
         return value
 
@@ -417,11 +417,3 @@ def bits(value: float, dtype: Any) -> int:
 def pairs(values: Any, dtype: Any) -> Any:
     """Numbers, each in both halves of a word."""
     return tile.repeat_bits(values.to(dtype))
-
-
-def below(size: int, start: Any, limit: Any) -> Any:
-    """Which of some places are below a limit."""
-    return tile.arange(size) + start < limit
-
-
-__all__ = ["PackedMatmul", "expected", "packed_matmul", "plans", "why_not"]

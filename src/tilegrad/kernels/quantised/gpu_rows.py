@@ -26,11 +26,12 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float32, int32
-from ...ir.symbol import high
+from ...ir.symbol import high, round_up
 from ...tile.build import Body
 from .gpu_around import AroundKernel, AroundPlan
-from .gpu_layout import BYTES, GROUP, Groups, groups_of, layout_of, one, parts
-from .shape import NOTHING, Around, QuantisedShape, padded
+from .gpu_layout import GROUP, groups_of, layout_of, one
+from .shape import NOTHING, Around, QuantisedShape
+from .words import BYTES, and_masks
 
 MOST_INTEGER = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
 MAGIC = 12582912.0 + 128.0  # 1.5 * 2 ** 23: adding it leaves an integer in the low bits
@@ -54,7 +55,7 @@ def few_tokens(
 
 def rounded_groups(shape: QuantisedShape, plan: RowsPlan) -> int:
     """Groups of x that are rounded: whole turns, and eight elements for every thread."""
-    return padded(padded(groups_of(shape), plan.groups), 8 * plan.warps)
+    return round_up(round_up(groups_of(shape), plan.groups), 8 * plan.warps)
 
 
 def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
@@ -72,8 +73,6 @@ class _Rows(AroundKernel):
     def __init__(self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around) -> None:
         super().__init__(shape, plan, name, around)
         self.tokens = min(plan.tokens, high(shape.tokens))
-        self.limit = self.groups if self.groups % plan.groups else None
-        self.weights = Groups(shape, [self.memory[n] for n, _, _ in parts(shape)])
 
     def fits(self) -> bool:
         """Whether whole warps share the groups."""
@@ -101,40 +100,33 @@ class _Rows(AroundKernel):
             sums = self.multiply(rest + i * step, loaded[i * each : (i + 1) * each], sums)
         self.finish(sums)
 
-    def load(self, group: Any) -> list[Any]:
-        """The weights of a turn, side by side."""
-        groups, rows = self.plan.groups, [self.row + side * self.rows for side in range(self.sides)]
-        return [x for r in rows for x in self.weights.load(r, group, self.each, groups, self.limit)]
-
     def constants(self) -> None:
         """Norm and bias, which need not wait."""
-        around, wide = self.around, rounded_groups(self.shape, self.plan) * GROUP
-        self.norm = self.bias = None
-        if around.norm is not None:
+        wide = rounded_groups(self.shape, self.plan) * GROUP
+        self.norm = None
+        if self.around.norm is not None:
             self.norm = tile.load(self.memory["norm"], 0, wide, mask=self.columns_there(wide))
-        if around.bias:
-            bias = self.memory["bias"]
-            self.bias = tile.load(bias, self.row, self.each, mask=self.rows_there())
+        self.bias = self.load_bias()
 
     def load_residual(self, token: int) -> Any:
         """What is added to a token's results: asked for before it is needed."""
         if not self.around.residual:
             return None
-        there = self.token_there(token, (self.each,), self.rows_there())
-        at = (self.token + token, self.row)
-        return tile.load(self.memory["residual"], at, self.each, mask=there)
+        mask = self.token_there(token, self.each, self.rows_there())
+        return tile.load(
+            self.memory["residual"], (self.token + token, self.row), self.each, mask=mask
+        )
 
     def columns_there(self, wide: int) -> Any:
         """Which columns there are; None for all."""
         return None if wide == self.shape.columns else tile.arange(wide) < self.shape.columns
 
-    def token_there(self, token: int, shape: tuple[int, ...], mask: Any) -> Any:
+    def token_there(self, token: int, size: int, mask: Any) -> Any:
         """A mask, where a token of the program is there."""
         tokens = self.shape.tokens
         if isinstance(tokens, int) and tokens % self.tokens == 0:
             return mask
-        inside = tile.broadcast(tile.less(self.token + token, tokens), shape)
-        return inside if mask is None else mask & inside
+        return and_masks(mask, tile.broadcast(tile.less(self.token + token, tokens), (size,)))
 
     # ---- x --------------------------------------------------------------------------------------
 
@@ -165,8 +157,8 @@ class _Rows(AroundKernel):
     def load_inputs(self, token: int, groups: int) -> Any:
         """All of a token, 0 past its end, as (groups, 32); times the weights of a norm."""
         wide, shape = groups * GROUP, (groups, GROUP)
-        there = self.token_there(token, (wide,), self.columns_there(wide))
-        values = tile.load(self.memory["x"], (self.token + token, 0), wide, mask=there).to(float32)
+        mask = self.token_there(token, wide, self.columns_there(wide))
+        values = tile.load(self.memory["x"], (self.token + token, 0), wide, mask=mask).to(float32)
         if self.norm is None:
             return tile.reshape(values, shape)
         square = tile.sum(tile.reshape(values * values, shape), 1)
@@ -246,16 +238,15 @@ class _Rows(AroundKernel):
     def finish(self, sums: Sequence[Any]) -> None:
         """Sum over the threads of a row, do what is around and write."""
         whole = [tile.sum(s, 1) for s in self.met(sums)]
-        mask = self.rows_there()
+        rows = self.rows_there()
         for token in range(self.tokens):
-            there = self.token_there(token, (self.each,), mask)
+            mask = self.token_there(token, self.each, rows)
             own = whole[token * self.sides : (token + 1) * self.sides]
             if (root := self.divisors[token]) is not None:
                 quick = self.shape.dtype.bits < 32
                 own = [tile.quick_divide(x, root) if quick else x / root for x in own]
-            bias = None if self.bias is None else self.bias.to(float32)
-            value = self.surrounded(own, bias, self.residuals[token])
-            self.put(token, value.to(self.shape.dtype), there)
+            value = self.surrounded(own, self.bias, self.residuals[token])
+            self.put(token, value.to(self.shape.dtype), mask)
 
     def roots(self, token: int) -> Any:
         """The root of a token's mean square, for each row; None where there is no norm."""

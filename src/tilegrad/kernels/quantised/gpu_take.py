@@ -15,6 +15,7 @@ from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .gpu_layout import GROUP, Groups, as_columns, groups_of, parts
 from .shape import QuantisedShape, constants
+from .words import there
 
 MOST_GROUPS = 128  # that the threads of a program take at once
 
@@ -57,6 +58,6 @@ def write_row(shape: QuantisedShape, weights: Groups, row: Any, out: Any, to: An
         values = as_columns(list(found)).to(shape.dtype)
         values = tile.reshape(values, (wide,))
         first = group * GROUP
-        mask = None if count * GROUP == columns else tile.arange(wide) + first < columns
+        mask = None if count * GROUP == columns else there((wide,), 0, first, columns)
         tile.store(out[to, first : first + wide], values, mask=mask)
     return groups // 32

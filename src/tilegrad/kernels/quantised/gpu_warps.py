@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32
+from ...core.dtype import int32
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, round_up
 from ...tile.build import Body
 from . import gpu_packed
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, ROWS, groups_of
-from .gpu_matrix import and_masks
-from .shape import NOTHING, Around, QuantisedShape, padded
+from .shape import NOTHING, Around, QuantisedShape
+from .words import and_masks, there
 
 MOST_TOKENS = 8
 WIDE = 40  # elements between neighbouring runs of 32 in shared memory: banks differ
@@ -50,8 +50,8 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
 
 def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
     """The Plan: two blocks of 16 rows a warp; more warps where a core has one program."""
-    tokens, sides = padded(high(shape.tokens), 8), 1 + bool(around.gated)
-    sizes = [padded(size, ROWS) * sides for size in around.results(shape)]
+    tokens, sides = round_up(high(shape.tokens), 8), 1 + bool(around.gated)
+    sizes = [round_up(size, ROWS) * sides for size in around.results(shape)]
     rows = 32 if all(size % 32 == 0 for size in sizes) else 16 * sides
     if sum(sizes) > rows * target.cores or groups_of(shape) % 64:
         return WarpsPlan(rows, 8, 32, 2, 2, tokens)
@@ -98,17 +98,6 @@ class _Warps(AroundKernel):
         self.some_turns(range(first, first + self.stages), rest * step, x, loaded, last=True)
         self.write_sums(added)
 
-    def load(self, group: Any) -> list[Any]:
-        """The weights of a turn, side by side."""
-        made, groups = [], self.plan.groups
-        for side in range(self.sides):
-            row, size = self.row + side * self.rows, (self.each, 4 * groups)
-            made += [
-                tile.load(self.memory["codes"], (row, 0, 4 * group), size, axes=(0, 2)),
-                tile.load(self.memory["scales"], (row, group), (self.each, groups)),
-            ]
-        return made
-
     def some_turns(
         self, turns: range, group: Any, x: Any, loaded: Sequence[Any], last: bool = False
     ) -> tuple[Any, list[Any]]:
@@ -134,8 +123,7 @@ class _Warps(AroundKernel):
         size, first = (self.tokens, self.chunk), group * GROUP
         mask = self.tokens_there(size)
         if self.shape.columns % self.chunk:
-            line = tile.arange(self.chunk) + first < self.shape.columns
-            mask = and_masks(mask, tile.broadcast(line[None, :], size))
+            mask = and_masks(mask, there(size, 1, first, self.shape.columns))
         return tile.load(self.memory["x"], (0, first), size, mask=mask)
 
     def tokens_there(self, size: tuple[int, int]) -> Any:
@@ -143,7 +131,7 @@ class _Warps(AroundKernel):
         tokens = self.shape.tokens
         if isinstance(tokens, int) and tokens == size[0]:
             return None
-        return tile.broadcast((tile.arange(size[0]) < tokens)[:, None], size)
+        return there(size, 0, None, tokens)
 
     def lay_down(self, x: Any, room: Any) -> None:
         """x of a turn into shared memory: of 128 columns, the runs of 8 that meet a word."""
@@ -211,12 +199,5 @@ class _Warps(AroundKernel):
             while len(parts) > 1:
                 parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
             whole.append(parts[0])
-        bias = None
-        if self.around.bias:
-            bias = tile.load(self.memory["bias"], self.row, self.each, mask=self.rows_there())
-            bias = tile.broadcast(bias.to(float32)[None, :], size)
-        value = self.surrounded(whole, bias, added)
+        value = self.surrounded(whole, self.load_bias(), added)
         self.put(0, value.to(self.shape.dtype), self.mask_of(size))
-
-
-__all__ = ["WarpsPlan", "plan_of", "warp_tokens", "why_not"]

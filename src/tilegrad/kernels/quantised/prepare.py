@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,13 @@ from .shape import QuantisedShape
 
 NdArray = np.ndarray[Any, Any]
 THREADS, VECTORS = "threads", "vectors"  # kinds of kernels
+# The files of a kind: of its kernels (see `shape`), and of what packs for them, which needs none
+FILES = {THREADS: ("gpu", "gpu_layout"), VECTORS: ("cpu", "cpu_parts")}
 
 
 def kernels_of(target: Target) -> Any:
     """The kernel file for a Target; see `shape`."""
-    if target.has_threads:
-        from . import gpu
-
-        return gpu
-    from . import cpu
-
-    return cpu
+    return import_module(f".{FILES[kind_of(target)][0]}", __package__)
 
 
 def kind_of(target: Target) -> str:
@@ -48,16 +45,10 @@ def kind_of(target: Target) -> str:
 
 
 def _layouts(kind: str) -> Any:
-    """The file that packs for a kind of kernels; it needs no kernel."""
-    if kind == THREADS:
-        from . import gpu_layout
-
-        return gpu_layout
-    if kind == VECTORS:
-        from . import cpu_parts
-
-        return cpu_parts
-    raise InternalError("kernels.quantised", f"no kernels are called {kind!r}")
+    """The file that packs for a kind of kernels."""
+    if kind not in FILES:
+        raise InternalError("kernels.quantised", f"no kernels are called {kind!r}")
+    return import_module(f".{FILES[kind][1]}", __package__)
 
 
 class Preparation(Callee):
@@ -135,5 +126,3 @@ def parse_preparation(text: str) -> Preparation:
 
 
 ATTRIBUTE_PARSERS["prepare"] = parse_preparation
-
-__all__ = ["Preparation", "kernels_of", "kind_of", "parse_preparation", "rows_of"]

@@ -8,24 +8,23 @@ Target, `cpu` and `gpu`, with the same functions:
 - `ROWS`: rows that are repacked together; a chunk of rows begins at a multiple of it.
 - `why_not(shape, target) -> str`: why no kernel takes this, '' where one does.
 - `parts(shape) -> list[(name, shape, dtype)]`: the parts in order. They depend on format, rows and
-  columns alone. The first axis of each is cut as the rows are: of `padded(shape.rows, ROWS)` rows
+  columns alone. The first axis of each is cut as the rows are: of `round_up(shape.rows, ROWS)` rows
   (or of as many as there are, where ROWS divides them) it has an equal share for every ROWS.
 - `pack(shape, raw) -> dict[name, array]`: bytes (n, row bytes) of n rows of the Format as the
   parts of n rows, that is of `replace(shape, rows=n)`. Where n is no multiple of ROWS, rows are
   added that count for nothing.
-- `callee(shape, target) -> KernelCallee`: the product. Arguments: x (tokens, columns) in
-  `shape.dtype`, then the parts in order. Result: (tokens, rows) in `shape.dtype`; sums in float32.
+- `callee(shape, target, around) -> KernelCallee`: the product, and with it, where that is given,
+  what is `Around` it in a decoder, in one launch. Arguments: x (tokens, columns) in `shape.dtype`,
+  then the parts in order. Result: (tokens, rows) in `shape.dtype`; sums in float32.
 - `grouped_callee(shape, target, block)`: the product of `shape.groups` groups of rows of x, each
   with its own rows of the weights. Arguments: x, where groups begin (on CPUs the offsets, on GPUs a
   list of blocks of `block` rows; see `kernels.grouped`), then the parts.
 - `take_callee(shape, target) -> KernelCallee`: rows by number. Arguments: ids (tokens,) int32,
   each within the rows, then the parts. Result: (tokens, columns) in `shape.dtype`.
-- `why_not_around(shape, target, around)` and `around_callee(shape, target, around)`: the same for a
-  product with what is `Around` it in a decoder, in one launch; arguments in the order there.
+- `why_not_around(shape, target, around)`: why no kernel takes a product with that around it.
 - `many(form, dtype, target)`: tokens of 16 bits from which a product had better unpack its weights
   to scratch memory first and be an ordinary one; 0 for never. Else `unpack_callee(shape, target)`
   has the parts as arguments and (rows, columns) in `shape.dtype` as its result.
-- `SPLITS`: whether `around_callee` writes several results.
 
 Invariant: what the parts hold are the values of `Format.unpack` to float32 rounding; `tokens` may
 be a Symbol and nothing else may.
@@ -137,11 +136,3 @@ def parameters(
     for name, size in zip(around.names(shape), results):
         made.append((name, Memory((shape.tokens, size), dtype, use="result")))
     return made
-
-
-def padded(rows: int, step: int) -> int:
-    """Rows up to a whole number of steps."""
-    return -(-rows // step) * step
-
-
-__all__ = ["NOTHING", "Around", "Part", "QuantisedShape", "constants", "padded", "parameters"]

@@ -13,11 +13,10 @@ from collections.abc import Container, Sequence
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
 from ...ir.types import product
 from ..access import MOVEMENT, Condition, Index, Place, atom_of, below, joined, moved, walk_down
 from ..family import Bodies
-from ..problem import power_of_two
 from ..region import Region
 from .pair import Pair, lower_pair
 from .reductions import by_columns, by_rows

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Expr, Size, coefficient, high, minimum
+from ...ir.symbol import Expr, Size, coefficient, high, minimum, power_of_two
 from ...ir.types import product
 from ...tile.numeric import COMBINE
 from ..access import Index, atom_of, depends, offset_of
@@ -26,7 +26,6 @@ from ..evaluate import wide
 from ..family import Bodies, Made
 from ..lines import Accumulators
 from ..lowering import Lowering
-from ..problem import power_of_two
 from ..region import REDUCE, Region, bit, leaves_of, own_index, reads_of
 from ..space import KINDS, reduce_index
 from .reductions import HeldRows, sum_parts

@@ -24,7 +24,7 @@ from ...core.dtype import DType, int32, int64
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
 from ...ir.types import Array
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
@@ -32,7 +32,6 @@ from ...tile.numeric import COMBINE
 from .. import sheet as parameters
 from ..evaluate import running, wide
 from ..family import Bodies, Made
-from ..problem import power_of_two
 from ..region import Region
 from ..scan_sort import Axis
 from ..sheet import Sheet

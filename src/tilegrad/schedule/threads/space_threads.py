@@ -11,14 +11,7 @@ from collections.abc import Container, Sequence
 from ...core.config import invariant
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import (
-    Size,
-    coefficient,
-    floor_divide,
-    high,
-    loop_index,
-    modulo,
-)
+from ...ir.symbol import Size, coefficient, floor_divide, high, loop_index, modulo, power_of_two
 from ...ir.types import Array, product
 from .. import sheet as parameters
 from ..access import (
@@ -30,7 +23,6 @@ from ..access import (
 )
 from ..cost import instructions
 from ..evaluate import wide
-from ..problem import power_of_two
 from ..sheet import Parameter
 from ..space import Part, Space
 from .tiles import ThreadSheet, TileEvaluator, Viewed

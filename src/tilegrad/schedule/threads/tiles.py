@@ -33,7 +33,7 @@ from ...ir.symbol import (
     substitute,
 )
 from ...tile import ops as tile_ops
-from ..access import ELEMENTWISE, Index, symbolic
+from ..access import ELEMENTWISE, Condition, Index, symbolic
 from ..evaluate import ROWS
 from ..sheet import Sheet
 from .exponent import ExponentEvaluator
@@ -175,7 +175,7 @@ class TileEvaluator(ExponentEvaluator):
     def _load(self, memory: Node, offset: Size) -> Node:
         b, guard = self.body, self.mask
         varying = self._varying(offset)
-        if guard is not None and not self._may_escape(memory, offset):
+        if guard is not None and Condition(offset, memory.shape[0]).holds():
             guard = None
         if not varying and (guard is None or not guard.shape):
             return b.load(memory, (offset,), mask=guard)

@@ -25,13 +25,12 @@ from typing import Any
 from ...core.dtype import DType, int32, int64
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
 from ...ir.types import Array, product
 from .. import sheet as parameters
 from ..access import Index, ravel, symbolic, unravel
 from ..evaluate import wide
 from ..family import Bodies, Made
-from ..problem import power_of_two
 from ..region import Region
 from ..update import Update, update_bodies
 from .loops_threads import lower_loops

@@ -1,0 +1,57 @@
+"""Words of codes, and what follows a product: what kernels of quantised weights do alike.
+
+A word is 32 bits, four codes of 8. Invariant: no function depends on the machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import tile
+
+BYTES = 0x01010101  # 1 in each byte of a word
+
+
+def shifted(words: Any, right: int) -> Any:
+    """Words moved to the right (to the left where it is negative)."""
+    return words >> right if right > 0 else words << -right if right else words
+
+
+def masked(words: Any, byte: int) -> Any:
+    """A mask for each byte."""
+    return words & byte * BYTES
+
+
+def doubled(words: Any) -> Any:
+    """Nibbles of E2M1 as 12 above twice their value, all four bytes of a word at once.
+
+    Sizes n = 0 .. 7 stand for n + max(n - 4, 0) + 2 max(n - 6, 0): 0 1 2 3 4 6 8 12.
+    """
+    size = masked(words, 7)
+    beyond = masked(shifted(size, 2), 1)  # 1 where n >= 4
+    total = size + (size & beyond * 3)  # two low bits of n - 4
+    seven = masked(shifted(size, 1) & size & beyond, 1)  # 1 where n = 7
+    total = total + (seven + seven)
+    sign = masked(shifted(words, 3), 1)
+    twice = total + total & sign * 0xFF
+    return total + 12 * BYTES - twice
+
+
+def gate(gates: Any, other: Any, quick: bool = False) -> Any:
+    """silu(gates) * other."""
+    unit = tile.full((), 1.0)
+    below = (tile.quick_exp if quick else tile.exp)(-gates) + unit
+    return (tile.quick_divide(gates, below) if quick else gates / below) * other
+
+
+def there(size: tuple[int, ...], axis: int, start: Any, limit: Any) -> Any:
+    """Which elements of a tile, from a start on if there is one, lie below a limit of an axis."""
+    line, only = tile.arange(size[axis]), [1] * len(size)
+    only[axis] = size[axis]
+    inside = (line if start is None else line + start) < limit
+    return tile.broadcast(tile.reshape(inside, only), size)
+
+
+def and_masks(a: Any, b: Any) -> Any:
+    """Two masks; None is true."""
+    return a if b is None else b if a is None else a & b
