@@ -149,8 +149,8 @@ class ThreadBlocks:
 
     def allocate_ring(self) -> None:
         """Stages of both matrices of a block."""
-        shapes = [(self.plan.stages, self.columns, width) for width in self.widths]
-        self.ring = [shared_place(self.x.dtype, *shape) for shape in shapes]
+        dtype, sizes = self.x.dtype, (self.plan.stages, self.columns)
+        self.ring = [shared_place(dtype, *sizes, width) for width in self.widths]
 
     def look(self, limit: Any) -> None:
         """Find the blocks that are seen, of so many tokens."""

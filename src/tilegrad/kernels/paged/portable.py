@@ -60,7 +60,6 @@ def paged_attention_portable(
     first = tile.full((), 0, int32)
     if window:
         first = tile.maximum(seen - window, first)
-    mine = tile.arange(rows) < group
     factors: Any = (None, None)
     if scales is not None:
         factors = [tile.load(scales, (i, head), ()) for i in range(2)]
@@ -89,7 +88,9 @@ def paged_attention_portable(
     if scales is not None:
         found = found * factors[1]
     found = tile.cast(found, q.dtype)  # of the group's heads alone: no other program has them
-    tile.store(out, (token, head * group, 0), found, mask=mine[:, None], unique=True)
+    tile.store(
+        out, (token, head * group, 0), found, mask=(tile.arange(rows) < group)[:, None], unique=True
+    )
 
 
 def begun(sinks: Any, head: Any, rows: int) -> tuple[Any, Any]:
