@@ -21,9 +21,8 @@ from ...tile.define import Definition
 from ...tile.plan import Plan
 from ..attention.holes import Holes
 from ..attention.shape import AttentionShape
+from ..attention.threads import padded
 from .shape import STEP, PagedShape, attention_of, parameters
-
-LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units take them
 
 
 @Definition
@@ -98,11 +97,6 @@ def begun(sinks: Any, head: Any, rows: int) -> tuple[Any, Any]:
     if sinks is None:
         return tile.full((rows,), -tile.INF), tile.zeros((rows,))
     return tile.fill(tile.load(sinks, (head,), (rows,)), 0.0), tile.full((rows,), 1.0)
-
-
-def padded(size: int) -> int:
-    """A size of a tile that holds so many."""
-    return max(LEAST_SIDE, 1 << (size - 1).bit_length())
 
 
 @functools.lru_cache(maxsize=64)
