@@ -94,10 +94,10 @@ class SparseMatmul(WideMatmul):
             tile.copy_async(self.kept[stage, own], source, full)
 
     @tile.function
-    def multiply(self, own: int, turn: Any, totals: Sequence[Any]) -> None:
+    def multiply(self, own: int, count: Any, totals: Sequence[Any]) -> None:
         """The products of a tile. A product reads its words to its end, so the next step's are read
         then; meanwhile the other consumer multiplies."""
-        (total,) = totals
+        (total,), turn = totals, tile.hold(count * self.turns, "turn")
         for step in tile.range(self.steps):
             stage = self.ring.wait(turn + step)
             tile.matrix_fence()
