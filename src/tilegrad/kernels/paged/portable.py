@@ -21,8 +21,9 @@ from ...tile.define import Definition
 from ...tile.plan import Plan
 from ..attention.holes import Holes
 from ..attention.shape import AttentionShape
-from ..attention.threads import padded
 from .shape import STEP, PagedShape, attention_of, parameters
+
+LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units take them
 
 
 @Definition
@@ -59,6 +60,7 @@ def paged_attention_portable(
     first = tile.full((), 0, int32)
     if window:
         first = tile.maximum(seen - window, first)
+    mine = tile.arange(rows) < group
     factors: Any = (None, None)
     if scales is not None:
         factors = [tile.load(scales, (i, head), ()) for i in range(2)]
@@ -87,9 +89,7 @@ def paged_attention_portable(
     if scales is not None:
         found = found * factors[1]
     found = tile.cast(found, q.dtype)  # of the group's heads alone: no other program has them
-    tile.store(
-        out, (token, head * group, 0), found, mask=(tile.arange(rows) < group)[:, None], unique=True
-    )
+    tile.store(out, (token, head * group, 0), found, mask=mine[:, None], unique=True)
 
 
 def begun(sinks: Any, head: Any, rows: int) -> tuple[Any, Any]:
@@ -97,6 +97,11 @@ def begun(sinks: Any, head: Any, rows: int) -> tuple[Any, Any]:
     if sinks is None:
         return tile.full((rows,), -tile.INF), tile.zeros((rows,))
     return tile.fill(tile.load(sinks, (head,), (rows,)), 0.0), tile.full((rows,), 1.0)
+
+
+def padded(size: int) -> int:
+    """A size of a tile that holds so many."""
+    return max(LEAST_SIDE, 1 << (size - 1).bit_length())
 
 
 @functools.lru_cache(maxsize=64)
