@@ -231,9 +231,8 @@ class TileOrder:
     ) -> Work:
         """The blocks of keys that the queries from `first` on see."""
         band, cuts = (self.low, self.high), self.most_right > 1
-        seen = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
-        given = {"queries": queries, "limit": limit, "sequence": sequence}
-        return Work(**vars(seen), holes=holes, first=first, **given)
+        s = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
+        return Work(s.start, s.count, s.right, s.left, holes, first, queries, limit, sequence)
 
     def steps(self, work: Work, one: Step, first: Any = 0) -> None:
         """one(step, whether a mask cuts it) for all steps after the first."""
