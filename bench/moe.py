@@ -6,7 +6,7 @@
     python bench/moe.py --model --format fp8   weights in e4m3 by channel, inputs by token
 
 Random weights, in bf16 or fp8 (but router and head); the router is random too, so that picks are
-about uniform, and how many experts are picked is counted. Ours is the model's own layer, jitted and
+about uniform (in the whole model they are drawn), and how many experts are picked is counted. Ours is the model's own layer, jitted and
 bound: one graph of several layers, each with weights of its own. The peer is torch with
 `_grouped_mm` over rows sorted by expert, as a CUDA graph. The limit is the larger of the bytes of
 the picked experts at the read rate and the FLOPs at the sustained rate of the matrix units. Results
@@ -68,6 +68,7 @@ QWEN3_30B_A3B = {
 }
 BARS = {1: 2.1, 8: 8.0, 32: 15.5}  # ms of a step
 FP8_BARS = {1: 1.5, 8: 4.8, 32: 9.0}
+MOST = 8192  # tokens of a step
 DISTINCT = 8192  # rows of experts' weights in fp8: neighbours have others
 MATRIX_RATE = 8.0e14  # FLOP/s of bf16 that the clock allows
 
@@ -89,6 +90,35 @@ class Layers(nn.Module):
         for feed in self.feeds:
             x = x + feed(x)
         return x
+
+
+class Even(nn.Module):
+    """A router whose picks are random and even, whatever tokens are: those of random weights come
+    to resemble each other from layer to layer, and then pick alike."""
+
+    def __init__(self, router: nn.Module, chances: np.ndarray) -> None:
+        super().__init__()
+        self.router = router
+        self.register_buffer("chances", tg.tensor(chances, device="cuda"))
+
+    def forward(self, y: tg.Tensor) -> tg.Tensor:
+        """(N, C) -> (N, E): what the router says, and far more that is drawn for each place."""
+        return self.router(y) * 1e-3 + self.chances[: y.shape[0]]
+
+
+def forced(model: nn.Module, config: DecoderConfig) -> list[np.ndarray]:
+    """Make picks even; what is drawn, for each layer."""
+    draw, made = np.random.default_rng(0), []
+    for feed in (m for _, m in list(model.named_modules()) if isinstance(m, Experts)):
+        made.append(draw.standard_normal((MOST, config.experts)).astype(np.float32))
+        feed.router = Even(feed.router, made[-1])
+    return made
+
+
+def picked(made: list[np.ndarray], requests: int, used: int) -> float:
+    """Different experts of a layer that so many requests pick."""
+    found = [np.argsort(-layer[:requests], axis=1)[:, :used] for layer in made]
+    return statistics.mean(len(np.unique(x)) for x in found)
 
 
 def in_fp8(model: nn.Module, shared: dict[str, torch.Tensor] | None = None) -> None:
@@ -203,6 +233,7 @@ def whole(bench: Bench, options: Any) -> None:
     weights(model)
     if options.format:
         in_fp8(model)
+    drawn = forced(model, config)
     bars, size = FP8_BARS if options.format else BARS, options.size
     each = 3 * config.width * config.expert_hidden
     rest = config.width * config.head_width * 2 * (config.heads + config.key_heads)
@@ -210,8 +241,7 @@ def whole(bench: Bench, options: Any) -> None:
         ours = Ours(model, requests, 16)
         ours.fill()
         (seconds,) = timed(bench, [ours.bound.run], options.rounds, before=ours.again)
-        share = config.experts_used / config.experts
-        experts = config.experts * (1 - (1 - share) ** requests)
+        experts = picked(drawn, requests, config.experts_used)
         read = size * config.layers * (experts * each + rest)
         read += 2 * config.vocabulary * config.width
         least = (read + cache_bytes(config, requests)) / READ_RATE

@@ -53,8 +53,10 @@ def shape_of(node: Node) -> PagedShape:
 
 def queries_of(node: Node, most: bool = False) -> int:
     """New tokens of a request, as a rule or at most: as the op says, or as its sizes tell."""
+    if node.attrs["single"]:
+        return 1
     x = shape_of(node)
-    if node.attrs["single"] or (most and x.single):
+    if most and x.single:
         return 1
     requests = 1 if most else max(1, high(x.requests))
     return node.attrs["queries"] or max(1, high(x.tokens) // requests)
