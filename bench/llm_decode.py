@@ -57,7 +57,7 @@ FP8_BARS = {1: 2.15, 8: 2.4, 32: 3.25, 128: 6.9}  # ms; vLLM 0.24: 3.50, 3.87, 5
 FP8_CACHE_BARS = {128: 5.2}  # with keys and values in e4m3
 FP8_PREFILL_BAR = 72_000
 CACHES = {"auto": (None, 1.0), "fp8": (tg.float8_e4m3, 1.0), "int8": (tg.int8, 0.5 / 32)}
-HEAD = "head"
+HEAD, ROUTER = "head", "router"
 CONTEXT, AHEAD = 1024, 64
 READ_RATE = 4.47e12  # bytes a second, what the limits of the bars were counted with
 
@@ -86,13 +86,15 @@ def weights(model: Decoder) -> dict[str, torch.Tensor]:
 
 
 class Blocks:
-    """Random weights (rows, columns) as a file of a Format would have them."""
+    """Random weights (rows, columns), or (experts, rows, columns), as a file of a Format would have
+    them: so many rows, again and again."""
 
-    def __init__(self, form: Format, rows: int, columns: int) -> None:
-        self.format, self.shape = form, (rows, columns)
-        sample = np.random.default_rng(0).normal(0.0, columns**-0.5, (64, columns))
+    def __init__(self, form: Format, *shape: int, distinct: int = 64) -> None:
+        self.format, self.shape, (*lead, columns) = form, shape, shape
+        sample = np.random.default_rng(0).normal(0.0, columns**-0.5, (distinct, columns))
         packed = form.pack(sample.astype(np.float32))
-        self.raw = np.tile(packed, (-(-rows // 64), 1))[:rows]
+        rows = int(np.prod(lead))
+        self.raw = np.tile(packed, (-(-rows // distinct), 1))[:rows].reshape(*lead, -1)
 
     def drop(self) -> None:
         """Nothing is mapped."""
@@ -113,7 +115,8 @@ def quantise(
     scales: dict[str, Any] = {}
     blocks: dict[tuple[str, int, int], Blocks] = {}
     layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    kept = [m for n, m in layers if inputs and not head and n.rpartition(".")[2] == HEAD]
+    plain = (*([] if head else [HEAD]), ROUTER)
+    kept = [m for n, m in layers if inputs and n.rpartition(".")[2] in plain]
     layers = [(n, m) for n, m in layers if m not in kept]
     for path, layer in layers:
         rows, columns = layer.out_features, layer.in_features
@@ -126,8 +129,8 @@ def quantise(
             near = path.rpartition(".")[0]
             rounds.input_scale = scales.setdefault(near, rounds.input_scale)
             put(model, path, rounds)
-    plain = sum(m.in_features * m.out_features * m.weight.dtype.size for m in kept)
-    return plain + bytes_to_prepare([layer.weight for _, layer in layers], "cuda:0")
+    more = sum(m.in_features * m.out_features * m.weight.dtype.size for m in kept)
+    return more + bytes_to_prepare([layer.weight for _, layer in layers], "cuda:0")
 
 
 def from_dlpack_bytes(tensor: tg.Tensor) -> torch.Tensor:

@@ -3,12 +3,14 @@
     python bench/moe.py                        the layer at 1, 8, 32, 1,024 and 8,192 tokens
     python bench/moe.py --profile              each kernel of the layer, its time and bytes
     python bench/moe.py --model --layers 48    decode of 1, 8 and 32 requests, prompts of 1,024
+    python bench/moe.py --model --format fp8   weights in e4m3 by channel, inputs by token
 
-Random bf16 weights; the router is random too, so that picks are about uniform, and how many experts
-are picked is counted. Ours is the model's own layer, jitted and bound: one graph of several layers,
-each with weights of its own. The peer is torch with `_grouped_mm` over rows sorted by expert, as a
-CUDA graph. The limit is the larger of the bytes of the picked experts at the read rate and the
-FLOPs at the sustained rate of the matrix units. Results of both sides are compared first.
+Random weights, in bf16 or fp8 (but router and head); the router is random too, so that picks are
+about uniform, and how many experts are picked is counted. Ours is the model's own layer, jitted and
+bound: one graph of several layers, each with weights of its own. The peer is torch with
+`_grouped_mm` over rows sorted by expert, as a CUDA graph. The limit is the larger of the bytes of
+the picked experts at the read rate and the FLOPs at the sustained rate of the matrix units. Results
+of both sides are compared first.
 """
 
 from __future__ import annotations
@@ -23,15 +25,28 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as TF
-from llm_decode import CONTEXT, READ_RATE, Ours, by_kernel, cache_bytes, timed, weights
+from llm_decode import (
+    CONTEXT,
+    FP8,
+    READ_RATE,
+    Blocks,
+    Ours,
+    by_kernel,
+    cache_bytes,
+    quantise,
+    timed,
+    weights,
+)
 
 import tilegrad as tg
 from gpu import Bench
 from tilegrad import nn
+from tilegrad.core.format import format_of
 from tilegrad.generate.sampling import Variant
 from tilegrad.generate.steps import Part
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder, Experts
+from tilegrad.tensor.stored import stored
 
 QWEN3_30B_A3B = {
     "model_type": "qwen3_moe",
@@ -52,6 +67,8 @@ QWEN3_30B_A3B = {
     "tie_word_embeddings": False,
 }
 BARS = {1: 2.1, 8: 8.0, 32: 15.5}  # ms of a step
+FP8_BARS = {1: 1.5, 8: 4.8, 32: 9.0}
+DISTINCT = 8192  # rows of experts' weights in fp8: neighbours have others
 MATRIX_RATE = 8.0e14  # FLOP/s of bf16 that the clock allows
 
 
@@ -72,6 +89,32 @@ class Layers(nn.Module):
         for feed in self.feeds:
             x = x + feed(x)
         return x
+
+
+def in_fp8(model: nn.Module, shared: dict[str, torch.Tensor] | None = None) -> None:
+    """Give experts weights in fp8, and linear layers of a whole model; what is shared with torch
+    has the values of those."""
+    blocks: dict[tuple[int, ...], Blocks] = {}
+    form, inputs = format_of(FP8[0]), FP8[1]
+    for path, feed in list(model.named_modules()):
+        if not isinstance(feed, Experts):
+            continue
+        for name in ("gate", "up", "down"):
+            weight = getattr(feed, name)
+            shape = tuple(int(s) for s in weight.shape)
+            if shape not in blocks:
+                blocks[shape] = Blocks(form, *shape, distinct=DISTINCT)
+            weight.requires_grad = False
+            weight.node = stored(blocks[shape], weight.dtype).node
+            if shared is not None:
+                rows = blocks[shape].raw.reshape(-1, blocks[shape].raw.shape[-1])
+                values = torch.from_numpy(form.to_float32(rows).reshape(shape))
+                shared[f"{path}.{name}"] = values.to("cuda", torch.bfloat16)
+        feed.round_inputs("gate", inputs, None)
+        feed.round_inputs("down", inputs, None)
+    if isinstance(model, Decoder):
+        quantise(model, form, inputs)
+        torch.cuda.empty_cache()
 
 
 class Theirs:
@@ -106,11 +149,11 @@ class Theirs:
         return (own * shares.to(x.dtype)[..., None]).sum(1)
 
 
-def limit(config: DecoderConfig, tokens: int, experts: float) -> float:
-    """Seconds of one layer's experts at least."""
+def limit(config: DecoderConfig, tokens: int, experts: float, size: int = 2) -> float:
+    """Seconds of one layer's experts at least, with weights of so many bytes."""
     each = 3 * config.width * config.expert_hidden
     flops = 2 * tokens * config.experts_used * each
-    return max(2 * experts * each / READ_RATE, flops / MATRIX_RATE)
+    return max(size * experts * each / READ_RATE, flops * size / 2 / MATRIX_RATE)
 
 
 def layer(bench: Bench, model: Layers, shared: Any, config: DecoderConfig, options: Any) -> None:
@@ -129,7 +172,7 @@ def layer(bench: Bench, model: Layers, shared: Any, config: DecoderConfig, optio
         error = float((found - expected.float()).abs().max() / expected.float().abs().max())
         sides = [bound.run, *([bench.graph([theirs.run]).replay] if options.peer else [])]
         seconds = [s / config.layers for s in timed(bench, sides, options.rounds)]
-        least = limit(config, tokens, distinct)
+        least = limit(config, tokens, distinct, options.size)
         row = {
             "tokens": tokens,
             "experts": distinct,
@@ -158,6 +201,9 @@ def whole(bench: Bench, options: Any) -> None:
     config = configured(options.layers)
     model = Decoder(config, "bfloat16").eval()
     weights(model)
+    if options.format:
+        in_fp8(model)
+    bars, size = FP8_BARS if options.format else BARS, options.size
     each = 3 * config.width * config.expert_hidden
     rest = config.width * config.head_width * 2 * (config.heads + config.key_heads)
     for requests in options.requests:
@@ -166,9 +212,10 @@ def whole(bench: Bench, options: Any) -> None:
         (seconds,) = timed(bench, [ours.bound.run], options.rounds, before=ours.again)
         share = config.experts_used / config.experts
         experts = config.experts * (1 - (1 - share) ** requests)
-        read = 2 * (config.layers * (experts * each + rest) + config.vocabulary * config.width)
+        read = size * config.layers * (experts * each + rest)
+        read += 2 * config.vocabulary * config.width
         least = (read + cache_bytes(config, requests)) / READ_RATE
-        bar = f" (bar {BARS.get(requests)})" if options.layers == 48 else ""
+        bar = f" (bar {bars.get(requests)})" if options.layers == 48 else ""
         print(
             f"model, {requests:3} requests: {1e3 * seconds:.2f} ms{bar}, "
             f"limit {1e3 * least:.2f} ms for {experts:.1f} experts a layer, "
@@ -215,11 +262,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=0, help="4 alone, 48 in the model")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--model", action="store_true", help="the whole model, not a layer")
+    parser.add_argument("--format", default="", choices=["", "fp8"], help="of weights, else bf16")
     parser.add_argument("--no-peer", dest="peer", action="store_false")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default="", help="where the JSON goes")
     found = parser.parse_args()
-    found.rows = []
+    found.rows, found.size = [], 1 if found.format else 2
     found.layers = found.layers or (48 if found.model else 4)
     return found
 
@@ -232,9 +280,13 @@ def main() -> None:
     else:
         config = configured(options.layers)
         model = Layers(config).eval()
-        layer(bench, model, weights(model), config, options)  # type: ignore[arg-type]
+        shared = weights(model)  # type: ignore[arg-type]
+        if options.format:
+            in_fp8(model, shared)
+        layer(bench, model, shared, config, options)
     if options.out:
         about = {"kind": "moe", **bench.about(), "layers": options.layers, "model": options.model}
+        about["format"] = options.format or "bf16"
         Path(options.out).write_text(json.dumps({**about, "rows": options.rows}, indent=1) + "\n")
 
 

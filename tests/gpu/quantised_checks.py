@@ -4,8 +4,8 @@
 
 Every Format, as Tensors over a file's bytes: products of 1, 3, 8 and 70 tokens, products with what
 is around them, rows by number; 2:4 weights, and fp8 in blocks of 128 x 128, with up to 2,048
-tokens. Prints one row per Format and ends with a status other than 0 if any failed. Judged against
-float64 products with the Format's own values.
+tokens; experts in fp8. Prints one row per Format and ends with a status other than 0 if any failed.
+Judged against float64 products with the Format's own values.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tilegrad as tg
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.format import QUANTISED, Format, format_of
 from tilegrad.nn.functional import silu
+from tilegrad.tensor.matmul import grouped_dot
 from tilegrad.tensor.norm import rms_norm
 from tilegrad.tensor.stored import stored
 
@@ -36,6 +37,7 @@ INPUTS = {  # what inputs are rounded to, of Formats whose codes matrix units mu
     "E4M3_ROW_F32_SPARSE": "E4M3_ROW_F32",
     "E4M3_128X128_F32": "E4M3_G128_F32",
 }
+EXPERTS, COUNT = ("E4M3_ROW_F32", "E4M3_TENSOR_F32"), 8
 ALLOWED = 1.2e-2  # of the largest result: weights and results are rounded to bfloat16
 
 
@@ -43,7 +45,7 @@ class Stored:
     """Rows of a Format in memory."""
 
     def __init__(self, form: Format, raw: np.ndarray) -> None:
-        self.format, self.shape, self.raw = form, (len(raw), COLUMNS), raw
+        self.format, self.shape, self.raw = form, (*raw.shape[:-1], COLUMNS), raw
 
     def drop(self) -> None:
         """Nothing to hand back."""
@@ -115,13 +117,44 @@ def check_codes(form: Format) -> dict[str, float]:
         return tg.quant.rounded(x, given) if given else x
 
     for tokens in (1, 20, 70, 128, 300, 2048):
-        values = rng.standard_normal((tokens, COLUMNS))
-        if given:  # what fp8 holds with a scale of 1 / 128, so that there is nothing to round
-            values = values.clip(-3.5, 3.5).astype(ml_dtypes.float8_e4m3fn)
-            values[:, ::128] = 3.5
-        x = on_gpu(values)
+        x = held(rng, tokens) if given else on_gpu(rng.standard_normal((tokens, COLUMNS)))
         found = tg.jit(lambda x: rounded(x) @ weights.T)(x)
         errors[f"{tokens} tokens"] = off(found, x.numpy().astype(np.float64) @ w.T)
+    return errors
+
+
+def held(rng: np.random.Generator, rows: int) -> tg.Tensor:
+    """Rows that fp8 holds with a scale of 1 / 128, so that there is nothing to round."""
+    values = rng.standard_normal((rows, COLUMNS)).clip(-3.5, 3.5).astype(ml_dtypes.float8_e4m3fn)
+    values[:, ::128] = 3.5
+    return on_gpu(values)
+
+
+def check_experts(form: Format) -> dict[str, float]:
+    """Errors of products of groups of rows with weights of their own, one product and two that are
+    gated; some groups have no rows."""
+    rng = np.random.default_rng(0)
+    raw = form.pack(rng.standard_normal((COUNT * ROWS, COLUMNS)) * COLUMNS**-0.5)
+    w = form.to_float32(raw).astype(np.float64).reshape(COUNT, ROWS, COLUMNS)
+    raw, errors = raw.reshape(COUNT, ROWS, -1), {}
+    gate, up = (stored(Stored(form, part), bfloat16) for part in (raw, raw[::-1].copy()))
+
+    @tg.jit
+    def products(x: Any, offsets: Any) -> Any:
+        y = tg.quant.rounded(x, "E4M3_ROW_F32")
+        first = grouped_dot(y, gate, offsets)
+        return first, silu(grouped_dot(y, gate, offsets)) * grouped_dot(y, up, offsets)
+
+    for rows in (1, 8, 70, 2048):
+        x = held(rng, rows)
+        ends = np.sort(rng.integers(0, rows + 1, COUNT - 1))
+        ends[2] = ends[1]
+        offsets = np.array([0, *ends, rows], np.int32)
+        parts = np.split(x.numpy().astype(np.float64), offsets[1:-1])
+        a, b = (np.concatenate([p @ v.T for p, v in zip(parts, own)]) for own in (w, w[::-1]))
+        one, two = products(x, tg.tensor(offsets, device="cuda"))
+        errors[f"{rows} rows"] = off(one, a)
+        errors[f"{rows} rows, gated"] = off(two, a / (1 + np.exp(-a)) * b)
     return errors
 
 
@@ -131,11 +164,12 @@ def main() -> int:
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     failed = 0
-    for form in [*QUANTISED, *map(format_of, INPUTS)]:
+    for form in [*QUANTISED, *map(format_of, (*INPUTS, *EXPERTS))]:
         if given.only and form.name != given.only:
             continue
         try:
-            errors = check_codes(form) if form.name in INPUTS else check(form)
+            one = check_experts if form.name in EXPERTS else check
+            errors = (check_codes if form.name in INPUTS else one)(form)
             good = all(e < ALLOWED for e in errors.values())
             text = ", ".join(f"{name} {e:.1e}" for name, e in errors.items())
         except Exception:  # one Format that fails must not hide the others

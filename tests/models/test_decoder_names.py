@@ -15,6 +15,7 @@ from oss_folder import OSS, write_folder
 
 from tilegrad.core import format as formats
 from tilegrad.core.errors import ShapeError, UserError
+from tilegrad.exchange.composed import Composed, Rounded
 from tilegrad.exchange.folder import read_folder
 from tilegrad.exchange.gguf import read_gguf
 from tilegrad.exchange.gguf_write import write_gguf
@@ -297,6 +298,53 @@ def test_errors_name_the_weights() -> None:
     fused = {**arrays("phi3"), "model.layers.0.self_attn.qkv_proj.weight": np.ones((60, 32))}
     with pytest.raises(ShapeError, match="does not hold its parts"):
         Decoder(loaded("phi3").config).load(fused)
+
+
+# ---- experts in fp8 ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scales", [None, (0.02, 0.03)])
+def test_experts_in_fp8_stay_where_a_device_multiplies_them(
+    scales: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what they ask of their inputs; elsewhere they are unpacked, and it is said."""
+    form, asked = formats.format_of("E4M3_ROW_F32"), []
+
+    def multiplies(*given: Any) -> bool:
+        asked.append(given)
+        return bool(given[-1] == "cuda:0")
+
+    monkeypatch.setattr("tilegrad.models.decoder.names.multiplies_groups", multiplies)
+    weights: dict[str, Any] = {}
+    for path, array in arrays("qwen3_moe").items():
+        start, found, last = path.partition("mlp.experts.")
+        if not found:
+            weights[path] = array
+            continue
+        words = ("gate_proj", "up_proj") if last == "gate_up_proj" else ("down_proj",)
+        for word, part in zip(words, np.split(array, len(words), 1)):
+            for e, own in enumerate(part):
+                name = f"{start}mlp.experts.{e}.{word}.weight"
+                scale = None if scales is None else scales[word == "up_proj"]
+                kind = "E4M3_ROW_F32" if scale is None else "E4M3_TENSOR_F32"
+                raw = form.pack(np.asarray(own, np.float32))
+                weights[name] = Composed(
+                    name, own.shape, form, (), lambda raw=raw: raw, input=Rounded(kind, scale)
+                )
+    for device in ("cuda:0", "cpu"):
+        model = Decoder(loaded("qwen3_moe").config)
+        model.load(weights, keep="quantised", device=device)
+        count = sum(model.config.routed)
+        assert len(stored_in(model.parameters())) == (3 * count if device == "cuda:0" else 0)
+        assert ("are unpacked" in caplog.text) == (device == "cpu")
+        feed = next(b.feed for b, r in zip(model.blocks, model.config.routed) if r)
+        if device == "cpu":
+            assert not feed.formats
+        else:
+            assert set(feed.formats) == {"gate", "down"}
+            if scales is not None:
+                assert feed.gate_scale.item() == np.float32(0.03)  # the largest
+    assert asked[0][2] == tuple(feed.gate.shape)
 
 
 # ---- gpt-oss -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -98,6 +99,7 @@ def describe(
     most = min(context or config.context, config.context)
     needs = needs_of(config, tensors, own, device, kept)
     return record | {
+        "formats": formats_of(tensors, unpacked_in(config, tensors, device)),
         "architecture": config.family,
         "layers": config.layers,
         "width": config.width,
@@ -145,9 +147,10 @@ def needs_of(config: Any, tensors: Any, dtype: Any, device: str, cache: Any = No
     from ..generate.load import dtype_for
 
     kept = dtype_of(dtype) if dtype else dtype_for(tensors, device)
-    whole = read = 0
+    whole, read, wide = 0, 0, unpacked_in(config, tensors, device)
     for name, tensor in tensors.items():
-        size = tensor.bytes if tensor.format.quantised else _elements(tensor) * kept.size
+        stays = tensor.format.quantised and name not in wide
+        size = tensor.bytes if stays else _elements(tensor) * kept.size
         whole += size
         if name in POSITIONS or (name in EMBEDDINGS and not config.tied):
             size //= max(tensor.shape[0], 1)
@@ -191,8 +194,17 @@ def licence_of(opened: Any) -> str:
     return str(opened.get("general.license", str, "not said in the file"))[:120]
 
 
-def formats_of(tensors: Any) -> dict[str, dict[str, int]]:
-    """Count and bytes of the tensors by Format, the largest first, and how many are experts'."""
+def unpacked_in(config: Any, tensors: Any, device: str) -> set[str]:
+    """Tensors of experts that are quantised, and are not on the device."""
+    from ..models.decoder.names import Names
+
+    found = Names(config, tensors, device).unpacked() if config.experts else ()
+    return {name for _, names in found for name in names}
+
+
+def formats_of(tensors: Any, unpacked: Collection[str] = ()) -> dict[str, dict[str, int]]:
+    """Count and bytes of the tensors by Format, the largest first, how many are experts', and how
+    many of those are unpacked."""
     found: dict[str, dict[str, int]] = {}
     for name, tensor in tensors.items():
         entry = found.setdefault(str(tensor.format), {"tensors": 0, "bytes": 0})
@@ -200,6 +212,8 @@ def formats_of(tensors: Any) -> dict[str, dict[str, int]]:
         entry["bytes"] += tensor.bytes
         if EXPERT.search(name):
             entry["experts"] = entry.get("experts", 0) + 1
+        if name in unpacked:
+            entry["unpacked"] = entry.get("unpacked", 0) + 1
     return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
 
 
@@ -264,7 +278,8 @@ def _elements(tensor: Any) -> int:
 def _of_experts(entry: dict[str, int]) -> str:
     count = entry.get("experts", 0)
     whose = "all" if count == entry["tensors"] else str(count)
-    return f", {whose} of experts" if count else ""
+    unpacked = ", unpacked when they are loaded" if entry.get("unpacked") else ""
+    return f", {whose} of experts{unpacked}" if count else ""
 
 
 def _tensors(count: int) -> str:

@@ -11,6 +11,7 @@ operands, up to the order and rounding of sums: nothing is rounded that was not.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..core.config import invariant
 from ..core.dtype import float8_e4m3, float32
@@ -33,11 +34,16 @@ LEAST_SCALE = 2.0**-126  # scale of a row
 
 def why_not(dot: Node, target: Target) -> str:
     """Why a product of something and unpacked weights is none of codes; '' where it is."""
-    x, weight = dot.inputs
-    form, contract = format_of(weight.attrs["format"]), ((len(x.shape) - 1,), (1,))
+    x, weight = dot.inputs[:2]
+    form, last = format_of(weight.attrs["format"]), ((len(x.shape) - 1,), (1,))
+    summed: dict[str, Any] = {"batch": ((), ()), "contract": last}
+    if dot.op is ops.grouped_dot:
+        x, summed = source_of_rows(x), {"axis": 2}
+        if form.sparse or form.grain.columns:
+            return "weights of groups are codes with one scale for each row"
     if not plain(dot) and not (x.op is ops.unpack and x.inputs[0].op is ops.pack):
         return "its other operand is not rounded to a format"
-    if dot.attrs["batch"] != ((), ()) or dot.attrs["contract"] != contract:
+    if any(dot.attrs[name] != value for name, value in summed.items()):
         return "it sums over another axis than the last"
     if plain(dot):
         return sparse_weights.why_not(form, weight.shape[-1], target) or _odd(weight)
@@ -58,14 +64,14 @@ def why_not(dot: Node, target: Target) -> str:
 
 def _odd(weight: Node) -> str:
     """Why weights of some sizes are not multiplied; '' where they are."""
-    if any(not isinstance(s, int) or s % STEP for s in weight.shape):
+    if any(not isinstance(s, int) or s % STEP for s in weight.shape[-2:]):
         return f"rows and columns of its weights are no multiples of {STEP}"
     return ""
 
 
 def plain(dot: Node) -> bool:
     """Whether weights are elements of x's dtype, of which two of every four are kept, no more."""
-    x, weight = dot.inputs
+    x, weight = dot.inputs[:2]
     form = format_of(weight.attrs["format"])
     own = form.element is not None and form.element.dtype is x.dtype is weight.dtype
     return own and [f.name for f in (*form.fields, *form.row)] == ["codes", "places"]
@@ -111,6 +117,48 @@ def of_codes(dot: Node, x: Node, raw: Node) -> Node:
     rows = build.reshape(fields["codes"], weight.shape)
     total = build.dot(codes, rows, dot.attrs["batch"], dot.attrs["contract"], float32)
     return with_scales(dot, total, given, fields)
+
+
+def source_of_rows(x: Node) -> Node:
+    """What rows are read from, below ops that repeat whole rows or bring them in another order."""
+    while x.op in (ops.reshape, ops.expand, ops.gather) and x.attrs.get("axes", (0,)) == (0,):
+        below = x.inputs[0]
+        if len(below.shape) < 2 or below.shape[-1] != x.shape[-1]:
+            break
+        x = below
+    return x
+
+
+def of_group_codes(dot: Node, raw: Node, done: Mapping[Node, Node]) -> Node:
+    """The product of groups of rows with their own stored weights; `done` has what is computed of
+    each Node. Rows are encoded where they are packed, and their codes moved as they were."""
+    x, weight, offsets = dot.inputs[:3]
+    source, form, columns = source_of_rows(x), format_of(weight.attrs["format"]), x.shape[-1]
+    (packed,), lists = source.inputs, [done[n] for n in ops.group_lists(dot)]
+    given = codes_of_rows(packed, done[packed])
+
+    def moved(node: Node, size: int, name: str) -> Node:
+        if node is source:
+            return build.reshape(given[name], (*node.shape[:-1], size))
+        below = moved(node.inputs[0], size, name)
+        if node.op is ops.gather:
+            return build.gather(below, [done[n] for n in node.inputs[1:]], [0])
+        way = build.reshape if node.op is ops.reshape else build.broadcast_to
+        return way(below, (*node.shape[:-1], size))
+
+    fields, own = stored_fields(form, raw, columns), weight.shape[:-1]
+    scales = fields.get("scale", build.broadcast_to(build.constant(1.0, float32), own))
+    factors = build.cast(build.reshape(scales, own), float32)
+    operands = moved(x, columns, "codes"), build.reshape(fields["codes"], weight.shape)
+    total = ops.grouped_dot(*operands, done[offsets], *lists, factors, **dot.attrs)
+    rows = {name: moved(x, 1, name) for name in given if name == "scale"}
+    if len(lists) > 1:  # of one token all rows have the same
+        one, each = x.shape[0] == 1, (dot.shape[0], 1)
+        rows = {
+            name: build.broadcast_to(scale, each) if one else build.gather(scale, lists[1:], [0])
+            for name, scale in rows.items()
+        }
+    return with_scales(dot, total, rows, {})
 
 
 def with_scales(
@@ -178,4 +226,13 @@ def _codes(x: Node, of: Node, most: float, packed: Node) -> dict[str, Node]:
     return encoded(ops.pack(build.reshape(codes, shape), ones, **packed.attrs))
 
 
-__all__ = ["codes_of_rows", "factored", "of_codes", "plain", "why_not", "with_scales"]
+__all__ = [
+    "codes_of_rows",
+    "factored",
+    "of_codes",
+    "of_group_codes",
+    "plain",
+    "source_of_rows",
+    "why_not",
+    "with_scales",
+]

@@ -71,4 +71,21 @@ def bytes_to_prepare(form: str, sizes: Sequence[int], device: str) -> int:
     return prepared_bytes(Preparation(kind_of(target), form, (rows,), columns))
 
 
-__all__ = ["bytes_to_prepare", "choose_weights"]
+def multiplies_groups(form: str, given: str, sizes: Sequence[int], device: str) -> bool:
+    """Whether a device multiplies rows that are rounded to one Format with weights (groups, rows,
+    columns) of their own as another has them stored."""
+    from ..core.dtype import bfloat16, int32, uint8
+    from ..core.format import format_of
+    from ..graph import build
+    from .code_products import why_not
+
+    (count, rows, columns), stored = sizes, format_of(form)
+    raw = build.input_((count, rows, stored.row_bytes(columns)), uint8)
+    x = build.unpack(build.pack(build.input_((1, columns), bfloat16), given), given, bfloat16)
+    ends = build.input_((count + 1,), int32)
+    weights = build.unpack(raw, form, bfloat16)
+    dot = ops.grouped_dot(x, weights, ends, axis=2, block=0)
+    return not why_not(dot, target_for(device))
+
+
+__all__ = ["bytes_to_prepare", "choose_weights", "multiplies_groups"]

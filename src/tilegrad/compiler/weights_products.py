@@ -36,7 +36,7 @@ from ..kernels.quantised.shape import Around, QuantisedShape
 from ..schedule.quantised import UNPACK, chosen_for, families_of
 from . import array_weights
 from .as_stored import unpacked_there
-from .code_products import codes_of_rows, of_codes, plain
+from .code_products import codes_of_rows, of_codes, of_group_codes, plain
 from .code_products import why_not as why_no_codes
 from .weights_around import Fused, RowNorm, fused_forms, gates_of, norm_of
 
@@ -326,6 +326,12 @@ class Weights:
         raw, form = weight.inputs[0], format_of(weight.attrs["format"])
         if raw not in self.number or node.attrs["axis"] != 2 or weight.shape[0] < 2:
             return None
+        if form.apart:
+            why = self._why_no_codes(node)
+            if not why:
+                self._count("groups_of_codes")
+                return of_group_codes(node, raw, self.done)
+            self.not_codes.setdefault(raw, {})[why] = None
         rows = _count(weight.shape[:-1])
         shape = replace_field(_problem(form, rows, x), groups=weight.shape[0])
         if self.family.why_not_shape(shape, self.target):
@@ -339,7 +345,7 @@ class Weights:
 
     def _why_no_codes(self, dot: Node) -> str:
         """Why a product with stored weights is none of codes; '' where it is."""
-        if self.target.array is not None:
+        if self.target.array is not None and dot.op is ops.dot:
             return array_weights.why_not(dot, self.target)
         return why_no_codes(dot, self.target)
 

@@ -104,7 +104,7 @@ def load_model(
     else:
         with init.skipped():
             model = Decoder(config, wanted).requires_grad_(False).eval()
-        model.load(Weights(files.tensors, wanted, tell), keep="quantised")
+        model.load(Weights(files.tensors, wanted, tell), keep="quantised", device=device)
         size = sum(stored.bytes for stored in files.tensors.values())
     if quantise is not None:
         quantise_rows(model)

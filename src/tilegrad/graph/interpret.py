@@ -315,7 +315,9 @@ def _route(inputs: list[Any], attrs: dict[str, Any]) -> Result:
 
 def _grouped_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     x, weights, offsets = inputs[:3]
-    x = x[inputs[4]] if len(inputs) > 4 else x
+    factors = inputs[-1] if inputs[-1].dtype == np.float32 and len(inputs) > 3 else None
+    listed = inputs[3:] if factors is None else inputs[3:-1]
+    x = x[listed[1]] if len(listed) > 1 else x
     wide = _dot_dtype(*[BY_NUMPY[x.dtype]] * 3)
     found = np.zeros((len(x), weights.shape[3 - attrs["axis"]]), wide)
     for group, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
@@ -323,7 +325,8 @@ def _grouped_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
         if own is not None:
             own = own if attrs["axis"] == 1 else own.T
             found[first:last] = x[first:last].astype(wide) @ own
-    return narrow(found, x.dtype)
+            found[first:last] *= 1 if factors is None else factors[group]
+    return narrow(found, x.dtype if factors is None else factors.dtype)
 
 
 def _grouped_outer(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:

@@ -599,11 +599,27 @@ def _grouped_dot(
     if x.shape[1] != weights.shape[axis] or x.dtype is not weights.dtype or not x.dtype.is_float:
         raise _fail("grouped_dot", f"{x.type} meets axis {axis} of {weights.type}")
     _offsets("grouped_dot", offsets, weights.shape[0])
+    columns, dtype = weights.shape[3 - axis], x.dtype
+    if listed and listed[-1].dtype is float32:
+        listed, factors = listed[:-1], listed[-1]
+        dtype = factors.dtype
+        if factors.shape != (weights.shape[0], columns):
+            raise _fail("grouped_dot", f"{factors.type} are no factors of {weights.type}")
     fits = all(n.dtype is int32 and len(n.shape) == r for n, r in zip(listed, (2, 1)))
     if not fits or len(listed) > 2 or bool(block) != bool(listed):
         raise _fail("grouped_dot", f"{[n.type for n in listed]} is no list of blocks of {block}")
     rows = listed[1].shape[0] if len(listed) > 1 else x.shape[0]
-    return Array((rows, weights.shape[3 - axis]), x.dtype)
+    return Array((rows, columns), dtype)
+
+
+def group_factors(node: Node) -> Node | None:
+    """The factors (groups, columns) of a grouped product, where it has some."""
+    return node.inputs[-1] if node.inputs[-1].dtype is float32 else None
+
+
+def group_lists(node: Node) -> tuple[Node, ...]:
+    """The list of blocks of a grouped product, and the row of x that each row is; or less."""
+    return node.inputs[3:] if group_factors(node) is None else node.inputs[3:-1]
 
 
 grouped_dot = Op(
@@ -615,7 +631,8 @@ grouped_dot = Op(
     meaning="(x, weights, offsets): rows offsets[g] .. offsets[g + 1] - 1 of x times weights[g], "
     "summed over `axis` of the weights (1 or 2). offsets rise from 0 to the number of rows. A pass "
     "adds a list of blocks of `block` rows (else 0), which says the same as the offsets, and after "
-    "it the row of x that each row is",
+    "it the row of x that each row is; factors (groups, columns) in float32 may come last: sums "
+    "are times those of their group, and float32",
 )
 
 

@@ -216,8 +216,8 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
     batched = first is not None and first.batch != 1 and not (first.block and gated)
     if first is None or batched or first.sparse or first.scaled or (first.block and not gated):
         return None
-    row_groups = parts[0].dot.inputs[2:]  # where they begin, and their list
-    if any(p.left != parts[0].left or p.dot.inputs[2:] != row_groups for p in parts):
+    row_groups = {(*p.dot.inputs[2:3], *ops.group_lists(p.dot)) for p in parts}  # ends, their list
+    if any(p.left != parts[0].left for p in parts) or len(row_groups) > 1:
         return None
     same = [o is not None and replace(o, n=first.n, result=first.result) == first for o in every]
     weights = tuple(o.n for o in every if o is not None and isinstance(o.n, int))

@@ -205,7 +205,8 @@ class WideDot:
         if any(s == 0 for s in p.sizes) or not all(isinstance(s, int) for s in (batch, k, n)):
             return None
         at = [loop_index(name, s) for name, s in zip(("batch", "m", "k", "n"), p.sizes)]
-        a = matrix_of(p.source, p.index_a(*at[:3]), at[:3], self.reads)
+        row = loop_index("m", p.source.shape[0]) if p.gathered else at[1]
+        a = matrix_of(p.source, p.index_a(at[0], row, at[2]), (at[0], row, at[2]), self.reads)
         b = self._right(at)
         result = self.stored[0]
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
@@ -307,7 +308,7 @@ class WideDot:
         if isinstance(kernel, Grouping):
             found = [
                 self.b.matrix(self.e.memories[base_of(n, self.reads)], n.shape, s)
-                for n, s in zip(self.dot.inputs[3:], ((COLUMNS, 1), (1,)))
+                for n, s in zip(ops.group_lists(self.dot), ((COLUMNS, 1), (1,)))
             ]
             kernel.blocks, *kernel.rows = map(tile.memory, found)
         return kernel
@@ -488,7 +489,11 @@ class WideDot:
         with self.piece(piece.shape, (batch, row, column)) as (at_m, at_n):
             near = dict(zip(self.near, pieces[len(dots) :]))
             kind, own_pieces = wide(self.dot.dtype), pieces[: len(dots)]
-            rounded = [self.e.settled(self.b.cast(p, kind), self.dot) for p in own_pieces]
+            sums = [
+                own.problem.scaled(self.e, self.b.cast(p, kind), batch, at_n)
+                for own, p in zip(self.parts, own_pieces)
+            ]
+            rounded = [self.e.settled(p, self.dot) for p in sums]
             linear = self.problem.linear(batch, at_m, at_n)
             own = self.problem.result_index(batch, at_m, at_n)
             if self.totals:

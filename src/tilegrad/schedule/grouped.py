@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.config import invariant
+from ..core.format import format_of
 from ..core.target import Target
 from ..graph import ops
 from ..graph.picked import by_all, by_rows, ids_of
@@ -44,6 +45,11 @@ REPEATED = [ops.reshape, ops.expand, ops.reshape]  # each row several times
 def is_quantised(node: Node) -> bool:
     """Whether the weights are stored quantised: only what is picked of them is read."""
     return node.op is ops.grouped_dot and node.inputs[1].op is ops.unpack
+
+
+def in_blocks(node: Node) -> bool:
+    """Whether they are stored in blocks, which kernels of their own read."""
+    return is_quantised(node) and not format_of(node.inputs[1].attrs["format"]).apart
 
 
 def has_blocks(node: Node, target: Target) -> bool:
@@ -104,7 +110,7 @@ class OneProduct(Chosen):
         known = near.listed.get(offsets)
         if known is None:
             known = near.listed[offsets] = self.listed(x, offsets, near, target)
-        few = high(x.shape[0]) <= MOST_GATHERED and not is_quantised(node)
+        few = high(x.shape[0]) <= MOST_GATHERED and not in_blocks(node)
         source = source_of(x, known) if few else None
         attrs = {**node.attrs, "block": known.block}
         if source is None or known.rows is None:

@@ -73,9 +73,14 @@ class Problem:
     def write(self, sheet: Sheet, stored: Sequence[Node], at: Index, products: Node) -> None:
         """Evaluate and store what a Region wants of some products, which are at (batch, m, n)."""
         e, dot = sheet.e, self.node
-        e.own[dot] = e.settled(sheet.b.cast(products, wide(dot.dtype)), dot)
+        own = self.scaled(e, sheet.b.cast(products, wide(dot.dtype)), at[0], at[2])
+        e.own[dot] = e.settled(own, dot)
         for v in stored:
             sheet.write(v, self.index_like(v, *at))
+
+    def scaled(self, e: Evaluator, sums: Node, batch: Size, n: Size) -> Node:
+        """Sums of a product times the factors of their batch and column, where it has some."""
+        return sums
 
     @property
     def end(self) -> Size:
@@ -122,8 +127,9 @@ class Grouped(OfMatrices):
     def __init__(self, node: Node) -> None:
         self.node, self.axis = node, node.attrs["axis"]
         self.source, self.b, self.offsets = node.inputs[:3]
-        self.gathered = len(node.inputs) > 4  # rows are those of the source that an input names
-        self.a = build.gather(self.source, node.inputs[4:], [0]) if self.gathered else self.source
+        rows = ops.group_lists(node)[1:]  # of the source, where they are not its own
+        self.gathered = bool(rows)
+        self.a = build.gather(self.source, rows, [0]) if rows else self.source
         self.sizes = (self.b.shape[0], *self.a.shape, node.shape[1])
         self.stop: Size = self.sizes[1]
         self.k_last = self.axis == 2
@@ -135,6 +141,13 @@ class Grouped(OfMatrices):
     def linear(self, batch: Size, m: Size, n: Size) -> Size:
         """The number of an element of the result."""
         return m * self.sizes[3] + n
+
+    def scaled(self, e: Evaluator, sums: Node, batch: Size, n: Size) -> Node:
+        """Those of the group."""
+        factors = ops.group_factors(self.node)
+        if factors is None:
+            return sums
+        return e.body.apply("multiply", sums, e.value(factors, (batch, n)))
 
     @property
     def end(self) -> Size:

@@ -169,7 +169,7 @@ def _inlines(reader: Node) -> bool:
 def _is_made(node: Node, values: set[Node]) -> bool:
     """Whether a value is a product's, as wide as it, that only this sum reads in its kernel."""
     node = base_of(node, passing={ops.cast})
-    return node.op is ops.dot and node in values
+    return node.op.category == "dot" and node in values
 
 
 def _many(node: Node, readers: dict[Node, list[Node]]) -> bool:

@@ -78,4 +78,12 @@ def bytes_to_prepare(tensors: Iterable[Tensor], device: str) -> int:
     return sum(needed(t._node.attrs["format"], t.shape, device) for t in stored_in(tensors))
 
 
-__all__ = ["StoredWeights", "bytes_to_prepare", "stored", "stored_in"]
+def multiplies_groups(form: str, given: str, sizes: tuple[int, ...], device: str) -> bool:
+    """Whether a device multiplies rows rounded to a Format with weights (experts, rows, columns) as
+    they are stored in another."""
+    from ..compiler.weights import multiplies_groups as multiplies
+
+    return multiplies(form, given, sizes, device)
+
+
+__all__ = ["StoredWeights", "bytes_to_prepare", "multiplies_groups", "stored", "stored_in"]

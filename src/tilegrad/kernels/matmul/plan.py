@@ -25,7 +25,9 @@ from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_cou
 SPAN_BYTES = 128  # of a swizzled row
 BLOCK = 128  # columns of k, and rows of weights, that have one scale
 BLOCK_WIDE = {1: 128, 2: 128, 3: 128, 4: 32}  # columns of promoted sums, by consumers
-BLOCK_SECONDS = 9e-8  # of adding a block's sums to a total, and of waiting for them (not measured)
+BLOCK_SECONDS = 2.45e-7  # of adding a block's sums to a total, and of waiting for them
+BLOCK_SHARE = 1.14  # of the products' time, where others multiply meanwhile
+BLOCK_SCALES = 4.4e-9  # of a column of tokens: each thread of a consumer loads scales of a fourth
 SPARE_BYTES = 1024 + 512  # of shared memory: alignment and barriers
 READ_SHARE = 1.04  # a pure read runs faster than the copy rate the Target tells
 CACHE_RATE = 1.15e13  # bytes/s out of the L2 cache
@@ -298,10 +300,12 @@ def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float
     return (expected_few if few else expected_many)(x, plan, turned, target)
 
 
-def promoted(x: Operands, plan: WidePlan, seconds: float) -> float:
+def promoted(x: Operands, plan: WidePlan, turned: bool, seconds: float) -> float:
     """Seconds of a step's products, where each consumer adds its sums before it goes on."""
-    own = 64 * seconds / plan.tile[0] + BLOCK_SECONDS
-    return max(seconds, own) if x.scaled else seconds
+    tm, tn, _ = plan.tile
+    loads = tm / 64 * tn * BLOCK_SCALES if turned else 0.0
+    own = 64 * seconds / tm + BLOCK_SECONDS
+    return max(BLOCK_SHARE * seconds, own, loads) if x.scaled else seconds
 
 
 def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
@@ -321,7 +325,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     through = tiles * together * steps * (weights + tokens) * tk * size
     ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
     rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
-    product = rounds * steps * promoted(x, plan, 2 * tm * tn * tk / rate)
+    product = rounds * steps * promoted(x, plan, turned, 2 * tm * tn * tk / rate)
     seconds = (memory**NORM + (through / FEW_CACHE) ** NORM + ahead**NORM) ** (1 / NORM)
     fits = m % 64 == 0 or (isinstance(x.m, int) and m < tm and plan.cluster == 1)
     boxes = rounds * steps * tk * size / 128
@@ -345,7 +349,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     rounds = ceil_divide(tiles, clusters)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     rate = matrix_rate(x, target) * efficiency(tn) * (GATED if x.gated else 1.0)
-    product = promoted(x, plan, 2 * tm * tn * tk / rate)
+    product = promoted(x, plan, turned, 2 * tm * tn * tk / rate)
     ingress = (tm + tn) * tk * size / INGRESS_RATE
     alone = NOT_SHARED if plan.cluster == 1 and m >= 2048 else 1.0
     tile = steps * (max(product, ingress) * alone + STEP_SECONDS)

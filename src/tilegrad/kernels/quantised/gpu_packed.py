@@ -266,8 +266,9 @@ class PackedMatmul(WideMatmul):
     # ---- products -----------------------------------------------------------------------------
 
     @tile.function
-    def multiply(self, own: int, turn: Any, totals: Sequence[Any]) -> None:
+    def multiply(self, own: int, count: Any, totals: Sequence[Any]) -> None:
         """Part by part: taken apart while the product of the part before runs."""
+        turn = tile.hold(count * self.turns, "turn")
         words = [tile.register((64, PART // 2), int32) for _ in range(2)]
         way, own = divmod(own, self.halves)
         mine = range(way, DEPTH // PART, self.ways)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ... import nn
 from ...core import dtype as dtypes
 from ...core.errors import ShapeError
@@ -24,7 +26,8 @@ from ...nn.experts import routed
 from ...nn.functional import attention, gelu, relu, silu, softmax
 from ...nn.linear import new_parameter
 from ...nn.module import Keys
-from ...tensor.creation import arange
+from ...quant.rounding import rounded
+from ...tensor.creation import arange, tensor
 from ...tensor.maths import cast, sigmoid, tanh
 from ...tensor.matmul import grouped_dot
 from ...tensor.norm import rms_norm
@@ -148,12 +151,25 @@ class Experts(nn.Module):
             self.shared_gate = nn.Linear(width, 1, False, dtype)
         self.used, self.normalize = config.experts_used, config.normalize_experts
         self.has_shared, self.config = bool(config.shared_hidden), config
+        self.formats: dict[str, str] = {}  # what inputs of which weights are rounded to
+
+    def round_inputs(self, name: str, form: str, scale: float | None) -> None:
+        """Round what gate and up, or down, read to a Format, as stored weights ask for."""
+        self.formats[name] = form
+        given = None if scale is None else tensor(np.full((1, 1), scale, np.float32))
+        self.register_buffer(f"{name}_scale", given)
+
+    def _rounded(self, x: Tensor, name: str) -> Tensor:
+        """Inputs of some weights as these ask for them."""
+        form = self.formats.get(name)
+        return x if form is None else rounded(x, form, getattr(self, f"{name}_scale"))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
         y = x.reshape(-1, x.shape[-1])  # (N, C)
         shares, picked = self._picked(y)  # (N, K) each
-        result = routed(y, picked, shares, self.gate.shape[0], self._compute)  # (N, C)
+        inputs = self._rounded(y, "gate")  # once, before rows are sorted
+        result = routed(inputs, picked, shares, self.gate.shape[0], self._compute)  # (N, C)
         if self.has_shared:
             result = result + sigmoid(self.shared_gate(y)) * self.shared(y)
         return result.reshape(x.shape)
@@ -174,7 +190,7 @@ class Experts(nn.Module):
         else:
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             inner = gate * sigmoid(self.config.gate_slope * gate) * (up + 1.0)
-        return product(inner, "down")
+        return product(self._rounded(inner, "down"), "down")
 
     def _picked(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """How much the picked experts count, and which they are: (N, K) each."""
@@ -338,13 +354,15 @@ class Decoder(nn.Module):
         weights: Mapping[str, Any],
         strict: bool = True,
         keep: str = "",
+        device: str = "",
     ) -> Keys:
         """Take weights by the names of Hugging Face or of GGUF files; see `names`.
 
         With `keep="quantised"` weights that are tensors of files (`exchange.Stored`) stay there,
         quantised, and are prepared for a device's kernels when something runs; they do not train.
+        Experts in fp8 stay so where a `device` is named that multiplies them.
         """
-        return load(self, self.config, weights, strict, keep)
+        return load(self, self.config, weights, strict, keep, device)
 
 
 def paged(

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import ShapeError, UserError
+from ...core.format import format_of
 from ...nn.linear import Linear
 from ...nn.module import Keys, Module
 from ...quant.calibrate import put
 from ...quant.layers import PackedLinear
 from ...tensor.movement import stack
 from ...tensor.realize import from_array
-from ...tensor.stored import stored
+from ...tensor.stored import multiplies_groups, stored
 from ...tensor.tensor import Tensor, lift, no_grad, wrap
 
 if TYPE_CHECKING:
@@ -205,8 +206,8 @@ IGNORED = re.compile(
 class Names:
     """Where our names are found in one set of weights."""
 
-    def __init__(self, config: DecoderConfig, given: Mapping[str, Any]) -> None:
-        self.config, self.given = config, given
+    def __init__(self, config: DecoderConfig, given: Mapping[str, Any], device: str = "") -> None:
+        self.config, self.given, self.device = config, given, device
         self.gguf = "token_embd.weight" in given
         folder = GPT_OSS_WHOLE if config.family == "gpt_oss" else HUGGINGFACE_EXPERTS
         self.whole = GGUF_WHOLE if self.gguf else folder  # names without a suffix
@@ -255,7 +256,7 @@ class Names:
 
     def stays(self, source: Source | None) -> bool:
         """Whether a weight can be read where the file stores it: rows of a quantised tensor, or of
-        those of all experts if they are blocks of one Format."""
+        those of all experts if they are blocks of one Format, or codes that a device multiplies."""
         if source is None:
             return False
         first, *others = self.given_names(source)
@@ -268,10 +269,33 @@ class Names:
             _quantised(one) and one.format is found.format and one.shape == found.shape
             for one in map(self.given.__getitem__, others)
         )
-        if not alike or found.format.apart or getattr(found, "order", None) is not None:
-            log.warning("experts %s of %s are unpacked: no kernel reads them", first, found.format)
+        if not alike or getattr(found, "order", None) is not None:
             return False
-        return len(found.shape) == (2 if others else 3)
+        read = self._multiplies(source) if found.format.apart else True
+        return read and len(found.shape) == (2 if others else 3)
+
+    def unpacked(self) -> Iterator[tuple[str, list[str]]]:
+        """Experts that a file has quantised and that are unpacked: ours, and the names there."""
+        for number in range(self.config.layers if self.config.experts else 0):
+            for part in (*GATED, "down"):
+                name = f"blocks.{number}.feed.{part}"
+                source = self.pick(name)
+                theirs = [] if source is None else self.given_names(source)
+                if theirs and _quantised(self.given[theirs[0]]) and not self.stays(source):
+                    yield name, theirs
+
+    def _multiplies(self, source: Source) -> bool:
+        """Whether the device multiplies experts' codes: rows of inputs are rounded alike for all,
+        each by itself or by scales that the file has."""
+        given = [self.given[name] for name in self.given_names(source)]
+        inputs: list[Any] = [getattr(one, "input", None) for one in given]
+        first, shape = inputs[0], (len(given), *given[0].shape)[-3:]
+        if not self.device or None in inputs or len(shape) < 3:
+            return False
+        own = format_of(first.format).grain.rows == 1
+        if any(i.format != first.format or (i.scale is None) != own for i in inputs):
+            return False
+        return multiplies_groups(given[0].format.name, first.format, shape, self.device)
 
     # ---- values -----------------------------------------------------------------------------
 
@@ -376,13 +400,14 @@ def load(
     weights: Mapping[str, Any],
     strict: bool = True,
     keep: str = "",
+    device: str = "",
 ) -> Keys:
     """Give a Decoder its weights; what is missing and what no Parameter wants, by name."""
     if keep not in ("", "quantised"):
         raise UserError(
             "unknown way to keep weights", op=OP, expected="'' or 'quantised'", got=repr(keep)
         )
-    names = Names(config, weights)
+    names = Names(config, weights, device)
     ours = dict(model.named_parameters())
     picked = {n: names.pick(n) for n in ours}
     missing = [names.sources(n)[0].name for n, s in picked.items() if s is None]
@@ -397,9 +422,13 @@ def load(
             hint="strict=False takes what fits",
         )
     stay = {n: Rows(names, n, s) for n, s in picked.items() if keep and s and names.stays(s)}
+    stay = {n: rows for n, rows in stay.items() if _alike(n, stay)}
     for name, rows in stay.items():
         _check(rows.stored.name, name, rows.shape, ours[name])
     rest = {n: s for n, s in picked.items() if n not in stay}
+    for _, (first, *_) in names.unpacked() if keep else ():
+        form = weights[first].format
+        log.warning("experts %s of %s are unpacked: no kernel reads them", first, form)
     with no_grad():
         for name, tensor in list(_checked(names, ours, rest)):
             ours[name].assign(tensor)
@@ -407,8 +436,36 @@ def load(
     for name, rows in stay.items():
         ours[name].requires_grad = False
         ours[name].node = stored(rows, ours[name].dtype).node
-        _as_stored(model, name, rows, scales)
+        if len(rows.shape) == 3:
+            _round_inputs(model, name, stay)
+        else:
+            _as_stored(model, name, rows, scales)
     return Keys(missing, unused)
+
+
+def _readers_alike(name: str) -> list[str]:
+    """The experts' weights that read what some do: gate and up, or down alone."""
+    path, _, part = name.rpartition(".")
+    return [f"{path}.{other}" for other in (GATED if part in GATED else (part,))]
+
+
+def _alike(name: str, stay: Mapping[str, Rows]) -> bool:
+    """Whether all weights that read what some experts' do ask for it in one Format."""
+    rows = stay[name]
+    if len(rows.shape) < 3 or not rows.inputs:
+        return True
+    found = [stay[other].inputs if other in stay else [] for other in _readers_alike(name)]
+    return all(found) and len({one.format for inputs in found for one in inputs}) == 1
+
+
+def _round_inputs(model: Module, name: str, stay: Mapping[str, Rows]) -> None:
+    """Let experts round what they read, where their weights ask for it: scales that a file gives
+    are one for all, the largest."""
+    if stay[name].inputs:
+        inputs = [one for other in _readers_alike(name) for one in stay[other].inputs]
+        scale = max((one.scale for one in inputs if one.scale is not None), default=None)
+        path, _, which = _readers_alike(name)[0].rpartition(".")
+        model.get_submodule(path).round_inputs(which, inputs[0].format, scale)
 
 
 def _as_stored(model: Module, name: str, rows: Rows, scales: dict[tuple[str, float], Any]) -> None:
@@ -416,7 +473,7 @@ def _as_stored(model: Module, name: str, rows: Rows, scales: dict[tuple[str, flo
     side by side (q, k and v) share a scale of inputs that is the same for each, so that what they
     read is rounded once; `scales` are those before."""
     order, given = getattr(rows.stored, "order", None), getattr(rows.stored, "input", None)
-    if (order is None and given is None) or len(rows.shape) == 3:  # experts round no inputs
+    if order is None and given is None:
         return
     path = name.removesuffix(".weight")
     layer = model.get_submodule(path)
@@ -438,6 +495,8 @@ class Rows:
         self.given = [names.given[n] for n in names.given_names(source)]
         self.stored = self.given[0]
         self.format = self.stored.format
+        given = [getattr(one, "input", None) for one in self.given]
+        self.inputs = [one for one in given if one is not None]  # what is asked of its inputs
         *lead, columns = self.stored.shape
         lead = [len(self.given), *lead] if "{}" in source.name else lead
         self.count = math.prod(lead)

@@ -1,0 +1,308 @@
+"""compiler/code_products.py: fp8 products of groups of rows (experts), against float64 of what is
+unpacked.
+
+Schedules for an H200 run on the Tile interpreter, some on the PTX simulator; what a layer of
+experts of Qwen3-30B-A3B has in fp8 is assembled. Products of exact inputs are held to 1e-3 of
+float64.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from interpreted import run_interpreted
+from simulated import assembled, run_graph
+
+from tilegrad.compiler.compile import schedule_for
+from tilegrad.compiler.pipeline import run_pipeline
+from tilegrad.core.config import override
+from tilegrad.core.dtype import bfloat16, float32, int32, uint8
+from tilegrad.core.format import format_of
+from tilegrad.core.target import A100, AVX512, H200, Target
+from tilegrad.graph import build, ops
+from tilegrad.graph.interpret import interpret
+from tilegrad.ir.node import Node, topological
+from tilegrad.ir.symbol import symbol
+from tilegrad.kernels.matmul.shape import WidePlan
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Experts, norm_of
+from tilegrad.nn import init
+from tilegrad.schedule.schedule import Launch
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+from tilegrad.tensor.tensor import wrap
+
+BF16 = ml_dtypes.bfloat16
+ROW, TENSOR = "E4M3_ROW_F32", "E4M3_TENSOR_F32"
+QWEN3 = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 1000,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "num_hidden_layers": 1,
+}
+
+
+def draw(seed: int, *shape: int, scale: float = 1.0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape) * scale
+
+
+def by_token(values: np.ndarray) -> np.ndarray:
+    """Values rounded to codes of their row."""
+    most = np.abs(values).max(-1, keepdims=True).astype(np.float32)
+    codes = np.clip(values.astype(np.float32) * (np.float32(448) / most), -448, 448)
+    return codes.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * (most / np.float64(448))
+
+
+class Case:
+    """Rows of groups, of which some have none, times stored weights of their own, in float32."""
+
+    def __init__(self, rows: int, groups: int, columns: int, depth: int, form: str = ROW) -> None:
+        self.x = draw(1, rows, depth).astype(BF16)
+        self.raw = format_of(form).pack(draw(2, groups * columns, depth, scale=depth**-0.5))
+        ends = np.sort(np.random.default_rng(3).integers(0, rows + 1, groups - 1))
+        self.offsets = np.array([0, *ends, rows], np.int32)
+        if groups > 2:
+            self.offsets[2] = self.offsets[1]  # nobody picks it
+        self.raw = self.raw.reshape(groups, columns, -1)
+        self.form = form
+
+    @property
+    def values(self) -> list[np.ndarray]:
+        return [self.x, self.raw, self.offsets]
+
+    def nodes(self, rows: object = None) -> list[Node]:
+        shape = (self.x.shape[0] if rows is None else rows, self.x.shape[1])
+        return [
+            build.input_(shape, bfloat16),
+            build.input_(self.raw.shape, uint8),
+            build.input_(self.offsets.shape, int32),
+        ]
+
+    def product(self, x: Node, raw: Node, offsets: Node) -> Node:
+        weights = build.unpack(raw, self.form, float32)
+        left = build.unpack(build.pack(build.cast(x, float32), ROW), ROW, float32)
+        return ops.grouped_dot(left, weights, offsets, axis=2, block=0)
+
+    def wanted(self) -> np.ndarray:
+        left = by_token(self.x.astype(np.float32))
+        return products(left, values_of(self.raw, self.form), self.offsets)
+
+    def check(self, got: np.ndarray) -> None:
+        wanted = self.wanted()
+        assert np.abs(got - wanted).max() <= 1e-3 * np.abs(wanted).max()
+
+
+def values_of(raw: np.ndarray, form: str) -> np.ndarray:
+    found = format_of(form).to_float32(raw.reshape(-1, raw.shape[-1]))
+    return found.astype(np.float64).reshape(*raw.shape[:-1], -1)
+
+
+def products(x: np.ndarray, weights: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    rows = np.split(x, offsets[1:-1])
+    return np.concatenate([part @ own.T for part, own in zip(rows, weights)])
+
+
+def launches_of(nodes: list[Node], results: list[Node], target: Target = H200) -> list[Launch]:
+    schedule = schedule_for(nodes, results, target)
+    return [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+
+
+CASES = {
+    "few rows": (20, 5, 144, 272),
+    "one row": (1, 4, 64, 128),
+    "many rows": (300, 3, 144, 400),
+    "no more rows than groups": (6, 40, 64, 128),
+    "scales of tensors": (20, 5, 64, 128, TENSOR),
+    "scales in bfloat16": (20, 5, 64, 128, "E4M3_ROW_BF16"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_product(name: str) -> None:
+    case = Case(*CASES[name])
+    nodes = case.nodes()
+    result = case.product(*nodes)
+    assert any(isinstance(s.body.notes.get("plan"), WidePlan) for s in launches_of(nodes, [result]))
+    (got,) = run_interpreted(H200, nodes, [result], case.values)
+    case.check(got)
+
+
+@pytest.mark.usefixtures(assembled.__name__)
+@pytest.mark.parametrize("sizes", [(20, 5, 144, 272), (1, 4, 64, 128), (150, 2, 64, 128)])
+def test_simulated(sizes: tuple) -> None:
+    case = Case(*sizes)
+    nodes = case.nodes()
+    (got,) = run_graph(nodes, [case.product(*nodes)], case.values)
+    case.check(got)
+
+
+def test_only_picked_weights_count() -> None:
+    """Weights and scales of a group without rows may be anything."""
+    case = Case(40, 5, 64, 128)
+    case.raw[1] = 0xFF
+    nodes = case.nodes()
+    (got,) = run_interpreted(H200, nodes, [case.product(*nodes)], case.values)
+    case.raw[1] = 0
+    case.check(got)
+
+
+def test_symbols() -> None:
+    case, tokens = Case(20, 8, 64, 128), symbol("tokens", 1, 1000)
+    nodes = case.nodes(2 * tokens)
+    (got,) = run_interpreted(H200, nodes, [case.product(*nodes)], case.values, {"tokens": 10})
+    case.check(got)
+
+
+def test_invariant() -> None:
+    """A row's result does not depend on how many others there are."""
+    found = []
+    for rows in (5, 200):
+        case = Case(200, 3, 64, 256)
+        case.x, case.offsets = case.x[:rows], np.array([0, 5, 5, rows], np.int32)
+        nodes = case.nodes()
+        with override(determinism="invariant"):
+            (got,) = run_interpreted(H200, nodes, [case.product(*nodes)], case.values)
+        case.check(got)
+        found.append(got[:5])
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    "target, sizes, form, why",
+    [
+        (A100, (20, 3, 64, 128), ROW, "no matrix unit"),
+        (AVX512.with_cores(2), (20, 3, 64, 128), ROW, "no matrix unit"),
+        (H200, (20, 3, 64, 136), ROW, "no multiples of 16"),
+        (H200, (20, 3, 128, 128), "E4M3_128X128_F32", "one scale for each row"),
+    ],
+    ids=["a100", "avx512", "odd sizes", "blocks"],
+)
+def test_unpacked(target: Target, sizes: tuple, form: str, why: str) -> None:
+    """Where no kernel multiplies codes, weights are unpacked, and it is said why."""
+    case = Case(*sizes, form)
+    nodes = case.nodes()
+    result = case.product(*nodes)
+    _, stages = run_pipeline(nodes, [result], target)
+    (stage,) = (s for s in stages if s.name == "weights")
+    assert "groups_of_codes" not in stage.fired
+    assert any(why in note for note in stage.notes), stage.notes
+    (got,) = run_interpreted(target, nodes, [result], case.values)
+    case.check(got)
+
+
+# ---- layers of experts --------------------------------------------------------------------------
+
+
+class Layer:
+    """A norm, experts in fp8 and what is added to: its Graph, of inputs that are not there yet."""
+
+    def __init__(self, tokens: object, scale: float | None = None, **sizes: int) -> None:
+        self.config = DecoderConfig.from_huggingface({**QWEN3, **sizes})
+        with init.skipped():
+            self.norm = norm_of(self.config, self.config.width, "bfloat16")
+            self.experts = Experts(self.config, "bfloat16")
+        self.nodes = [build.input_((tokens, self.config.width), bfloat16)]  # type: ignore[arg-type]
+        self.depths: dict[Node, int] = {}
+        for module in (self.norm, self.experts):
+            module.requires_grad_(False)
+            for name, parameter in module.named_parameters():
+                parameter.node = self.weight(name, tuple(parameter.shape))
+        for name in ("gate", "down"):
+            self.experts.round_inputs(name, ROW if scale is None else TENSOR, scale)
+        for _, buffer in self.experts.named_buffers():
+            buffer.node = build.broadcast_to(build.constant(scale, float32), (1, 1))
+        x = wrap(self.nodes[0])
+        self.result = (x + self.experts(self.norm(x))).node
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Node:
+        stored = len(shape) == 3
+        bytes_ = (*shape[:-1], format_of(ROW).row_bytes(shape[-1]))
+        self.nodes.append(build.input_(*((bytes_, uint8) if stored else (shape, bfloat16))))
+        self.depths[self.nodes[-1]] = shape[-1]
+        return build.unpack(self.nodes[-1], ROW, bfloat16) if stored else self.nodes[-1]
+
+    def values(self, tokens: int) -> list[np.ndarray]:
+        found = [draw(0, tokens, self.config.width).astype(BF16)]
+        for number, node in enumerate(self.nodes[1:], 1):
+            if node.dtype is uint8:
+                *lead, _ = node.shape
+                depth = self.depths[node]
+                rows = draw(number, int(np.prod(lead)), depth, scale=depth**-0.5)
+                found.append(format_of(ROW).pack(rows).reshape(node.shape))
+            else:
+                found.append((draw(number, *node.shape) * node.shape[-1] ** -0.25).astype(BF16))
+        return found
+
+
+SMALL = {
+    "hidden_size": 128,
+    "moe_intermediate_size": 144,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 70])
+@pytest.mark.parametrize("scale", [None, 0.02])
+def test_layer(tokens: int, scale: float | None) -> None:
+    """A last bit may turn a code, 1/16 of a value: the Graph's own bf16 roundings do as much."""
+    layer = Layer(tokens, scale, **SMALL)
+    values = layer.values(tokens)
+    (got,) = run_interpreted(H200, layer.nodes, [layer.result], values)
+    (judge,) = interpret([layer.result], dict(zip(layer.nodes, values)))
+    error = np.abs(got.astype(np.float64) - judge.astype(np.float64))
+    assert error.mean() <= 0.01 * np.abs(judge.astype(np.float64)).mean()
+
+
+@pytest.mark.usefixtures(assembled.__name__)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_layer_simulated(tokens: int) -> None:
+    layer = Layer(tokens, **{**SMALL, "moe_intermediate_size": 128})
+    values = layer.values(tokens)
+    (got,) = run_graph(layer.nodes, [layer.result], values)
+    (judge,) = interpret([layer.result], dict(zip(layer.nodes, values)))
+    error = np.abs(got.astype(np.float64) - judge.astype(np.float64))
+    assert error.mean() <= 0.01 * np.abs(judge.astype(np.float64)).mean()
+
+
+@pytest.mark.parametrize("tokens, most", [(1, 7), (8, 8), (32, 9), (8192, 10)])
+def test_launches(tokens: int, most: int) -> None:
+    """Of a layer of Qwen3-30B-A3B: gate and up are one launch, and down one, on codes; rows between
+    are encoded once. Nothing spills."""
+    layer = Layer(tokens)
+    made = launches_of(layer.nodes, [layer.result])
+    assert len(made) <= most, [s.body.name for s in made]
+    wide = [s.body for s in made if "grouped_dot" in s.body.name]
+    assert len(wide) == 2 and all(isinstance(b.notes["plan"], WidePlan) for b in wide)
+    for body in wide:
+        kinds = [p.dtype.name for p in body.parameters if len(p.shape) == 3]
+        assert set(kinds) == {"float8_e4m3"}
+        assert [p.dtype for p in body.parameters if p.type.use == "result"] == [bfloat16]
+    if find_ptxas() is None:
+        pytest.skip("NO PTXAS HERE")
+    texts = {s.body.name: emit(s.body, s.body.name, H200)[0] for s in made}
+    for done in assemble_all(texts, H200.cpu).values():
+        for report in done.reports.values():
+            assert report.spill_stores == report.spill_loads == report.stack_bytes == 0
+
+
+def test_rows_are_encoded_before_they_are_sorted() -> None:
+    """Each token once: its largest value is found of tokens, not of rows."""
+    layer = Layer(64)
+    (made,), _ = run_pipeline(layer.nodes, [layer.result], H200)
+    largest = [n for n in topological([made]) if n.op is ops.max_]
+    assert [n.shape[0] for n in largest] == [64, 512]
