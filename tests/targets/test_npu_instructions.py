@@ -33,7 +33,7 @@ def instructions(draw: st.DrawFn) -> Instruction:
     for field in FIELDS[op]:
         most = (1 << field.width) - 1
         if field.name == "kind":
-            most = max(KINDS[op].values())
+            most = len(KINDS[op]) - 1
         elif field.name == "queue":
             most = 2
         given[field.name] = draw(st.integers(0, most))

@@ -53,6 +53,10 @@ class Block:
             for inner in node.blocks:
                 yield from inner.all_nodes()
 
+    def find(self, *names: str) -> list[Node]:
+        """The Nodes of ops of some names, those of Blocks within too, in order."""
+        return [node for node in self.all_nodes() if node.op.name in names]
+
     def captures(self) -> tuple[Node, ...]:
         """Values from outside that the Block's Nodes use (empty for a closed Block)."""
         if self._captures is None:

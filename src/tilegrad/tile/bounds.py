@@ -17,6 +17,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Size, high, low
 from .build import Body
+from .row import constant_of
 from .scope import TABLES
 
 Range = tuple[int, int]
@@ -268,10 +269,7 @@ def _most_integer(node: Node, depth: int) -> float:
             return min(own, most(node.inputs[0], depth - 1))
         return own
     if node.op.name in ("shift_right", "bit_and"):
-        other = node.inputs[1]
-        while other.op.name == "broadcast":
-            other = other.inputs[0]
-        if other.op.name == "constant":
-            value = int(other.attrs["value"])
+        value = constant_of(node.inputs[1])
+        if value is not None:
             return own / 2.0**value if node.op.name == "shift_right" else float(value)
     return own

@@ -49,7 +49,7 @@ def check_budget(body: Body, target: Target) -> Findings:
     if not target.has_threads:
         return []
     limits = {**LIMITS, **target.limits}
-    roles = [n for n in body.block.all_nodes() if n.op.name == "role"]
+    roles = body.block.find("role")
     found = shared_bytes(body, target)
     found += boxes(body)
     found += engines(body, target, limits)
@@ -94,9 +94,7 @@ def shared_bytes(body: Body, target: Target) -> Findings:
 def boxes(body: Body) -> Findings:
     """Boxes of copies against what the engine takes, and swizzle spans against rows."""
     found = []
-    for node in body.block.all_nodes():
-        if node.op.name not in ("copy_async", "copy_store", "copy_pages"):
-            continue
+    for node in body.block.find("copy_async", "copy_store", "copy_pages"):
         place = node.inputs[1 if node.op.name == "copy_store" else 0]
         shape, type_ = node.attrs["shape"], memory_of(place)
         span, row = SPANS.get(type_.layout, 0), type_.dtype.storage_bytes(shape[-1])
@@ -117,8 +115,8 @@ def engines(body: Body, target: Target, limits: dict[str, int]) -> Findings:
     """Copies that the machine has, and programs that its clusters hold."""
     found = []
     copies = target.memories["shared"].copies if "shared" in target.memories else ()
-    for node in body.block.all_nodes():
-        if node.op.name in ("copy_async", "copy_store") and copies and node.op.name not in copies:
+    for node in body.block.find("copy_async", "copy_store"):
+        if copies and node.op.name not in copies:
             found.append(finding("copies", f"{target.name} has no {node.op.name}", node))
     cluster = prod(body.notes.get("cluster", (1,)))
     if cluster > limits["cluster"]:
@@ -183,11 +181,11 @@ def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> Findings
 def held(block: Block, threads: int) -> int:
     """Registers a thread of the places of a role, but for those that products only read: these may
     take over the registers of the tiles they are written from."""
-    nodes = list(block.all_nodes())
-    products = [n for n in nodes if n.op.name in ("matrix_async", "matrix_sync")]
+    products = block.find("matrix_async", "matrix_sync")
     read = {place for node in products for place in node.inputs[1:3]}
     read -= {node.inputs[0] for node in products}
-    taken = [n for n in nodes if isinstance(n.type, Memory) and n.type.scope == "register"]
+    made = block.find("allocate", "register_tile")
+    taken = [n for n in made if memory_of(n).scope == "register"]
     return sum(-(-place_bytes(n) // (4 * threads)) for n in taken if n not in read)
 
 
@@ -203,13 +201,11 @@ def check_banks(body: Body, target: Target) -> Findings:
     """Plain accesses to shared places that take several turns."""
     if not target.has_threads:
         return []
-    accumulators = {n.inputs[0] for n in body.block.all_nodes() if n.op.name == "matrix_async"}
+    accumulators = {n.inputs[0] for n in body.block.find("matrix_async")}
     found = []
-    for node in body.block.all_nodes():
-        if node.op.name not in ACCESSES or not is_place(node.inputs[0]):
-            continue
+    for node in body.block.find(*ACCESSES):
         place = node.inputs[0]
-        if place.type.scope != "shared":  # type: ignore[union-attr]
+        if not is_place(place) or memory_of(place).scope != "shared":
             continue
         turns = turns_of(node, place, accumulators)
         if turns > 1:

@@ -62,7 +62,7 @@ class Body:
 
 def body_symbols(body: Body) -> list[Expr]:
     """The Symbols a Body reads at run time, sorted by name."""
-    sizes: list[Size] = [n.attrs["value"] for n in body.block.all_nodes() if n.op is ops.symbol]
+    sizes: list[Size] = [n.attrs["value"] for n in body.block.find("symbol")]
     for parameter in body.parameters:
         sizes += (*parameter.shape, *parameter.type.element_strides())  # type: ignore[union-attr]
     found = {atom for size in (*sizes, *body.grid) for atom in atoms(size)}
@@ -71,7 +71,7 @@ def body_symbols(body: Body) -> list[Expr]:
 
 def body_sites(body: Body) -> list[Node]:
     """The `require` Nodes of a Body in order: the number of one is its place, from 1 on."""
-    return [node for node in body.block.all_nodes() if node.op is ops.require]
+    return body.block.find("require")
 
 
 def _term_text(term: tuple[tuple[Expr, ...], int]) -> str:

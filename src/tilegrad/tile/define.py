@@ -24,7 +24,7 @@ import hashlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import CodeType, FunctionType, ModuleType
@@ -163,7 +163,9 @@ class Definition:
         from .writes import judge
 
         arrays = [(n, v) for n, v in given.items() if isinstance(v, Array)]
-        self.check_dtypes(arrays)
+        for name, type_ in arrays:
+            hint = "cast it first: x.to(tilegrad.{})"
+            self.check_dtypes(f"argument {name}", name, [type_.dtype], hint)
         parameters = [(n, Memory(v.shape, v.dtype)) for n, v in arrays]
         chosen = fitted(filled, plan, arrays)
         tracer = Tracer(self.name, parameters, chosen, plan, guards)
@@ -175,7 +177,7 @@ class Definition:
             own = self.signature.parameters
             more = {n: v for n, v in bound.arguments.items() if n not in own}
             tracer.returned(call(*bound.args, **bound.kwargs, **more))
-        self.check_result(tracer)
+        self.check_dtypes("result", "return", [result.dtype for result in tracer.results])
         body = tracer.finish()
         prune(body.block, set())
         judged = judge(tracer, body)
@@ -198,31 +200,18 @@ class Definition:
         roles += [("store", i) for i in range(len(tracer.results))]
         return (*found, (body, tuple(roles)))
 
-    def check_dtypes(self, arrays: Sequence[tuple[str, Array]]) -> None:
-        """Arguments have the dtypes that annotations name."""
-        for name, type_ in arrays:
-            wanted = self.annotations.get(name)
-            if isinstance(wanted, KTile) and wanted.element is not type_.dtype:
+    def check_dtypes(self, what: str, name: str, dtypes: Iterable[DType], hint: str = "") -> None:
+        """An argument, or the results, have the dtype that an annotation names."""
+        wanted: Any = self.annotations.get(name)
+        for dtype in dtypes if isinstance(wanted, KTile) else ():
+            if wanted.element is not dtype:
                 raise DTypeError(
-                    f"the argument {name} has another dtype than its annotation",
+                    f"the {what} has another dtype than its annotation",
                     op=self.name,
                     expected=wanted.element,
-                    got=type_.dtype,
-                    hint=f"cast it first: x.to(tilegrad.{wanted.element})",
+                    got=dtype,
+                    hint=hint.format(wanted.element) or None,
                 )
-
-    def check_result(self, tracer: Tracer) -> None:
-        """A result has the dtype that the annotation of the function names."""
-        wanted = self.annotations.get("return")
-        if isinstance(wanted, KTile):
-            for result in tracer.results:
-                if result.dtype is not wanted.element:
-                    raise DTypeError(
-                        "the result has another dtype than its annotation",
-                        op=self.name,
-                        expected=wanted.element,
-                        got=result.dtype,
-                    )
 
 
 def fitted(plan: Plan, stated: Plan, arrays: Sequence[tuple[str, Array]]) -> Plan:

@@ -35,7 +35,7 @@ from .build import Body
 from .concurrent import Judge, Machine, Steps, Waiting
 from .happening import event
 from .ordering import Role, scalar
-from .row import TileOp, Touch, compute, effects_of, is_placed, memory_of
+from .row import TileOp, Touch, compute, effects_of, is_placed, memory_of, touches_of
 
 Array = np.ndarray[Any, Any]
 Values = dict[Node, Any]
@@ -393,9 +393,16 @@ VALUES: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
 # ---- ops whose elements depend on each other, or on data -----------------------------------------
 
 
-def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = self.located(frame.values, node, effects_of(node)[-1:])[0]  # type: ignore[arg-type]
+def _into(self: Interpreter, frame: Frame, node: Node) -> Located:
+    """The elements that a Node writes."""
+    *_, last = touches_of(node)
+    (into,) = self.located(frame.values, node, [last])
     assert into is not None
+    return into
+
+
+def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
+    into = _into(self, frame, node)
     written = into.offset if into.mask is None else into.offset[into.mask]
     if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
         name = self.body.name
@@ -408,9 +415,7 @@ def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
 
 
 def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
-    into = self.located(frame.values, node, effects_of(node)[-1:])[0]  # type: ignore[arg-type]
-    assert into is not None
-    return combine(into, "add", frame.values[node.inputs[1]])
+    return combine(_into(self, frame, node), "add", frame.values[node.inputs[1]])
 
 
 def combine(into: Located, name: str, value: Array) -> Array:
@@ -446,8 +451,7 @@ def stable_order(row: Array, descending: bool) -> Array:
 
 
 def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
-    (into,) = self.located(frame.values, node, effects_of(node))  # type: ignore[arg-type]
-    assert into is not None
+    into = _into(self, frame, node)
     start, stop = (max(0, int(frame.values[i])) for i in node.inputs[1:3])
     whole = len(into.offset) == node.inputs[0].shape[-2]  # else these rows alone
     into.storage.data[into.offset[start:stop] if whole else into.offset] = 0

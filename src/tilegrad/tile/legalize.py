@@ -17,6 +17,7 @@ over k.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from . import ops
 from .build import Body, BodyBuilder
 from .numeric import COMBINE
 from .pieces import Indices, Pieces, Source, large, same_axes
+from .row import emitters
 
 
 def legalize(body: Body, target: Target) -> Body:
@@ -72,8 +74,11 @@ def _elementwise(into: Pieces, node: Node) -> None:
         into.set(node, found)
 
 
-def _cheap(into: Pieces, node: Node) -> None:
+def _constant(into: Pieces, node: Node) -> None:
     into.set(node, into.cheap(node))
+
+
+_iota = _broadcast = _constant
 
 
 def _reshape(into: Pieces, node: Node) -> None:
@@ -178,7 +183,7 @@ def _cumulative(into: Pieces, node: Node) -> None:
 
 def _dot(into: Pieces, node: Node) -> None:
     unit = unit_for(into.target, node)
-    into.give(node, _vector_dot(into, node) if unit is None else matrix_dot(into, node, unit))
+    into.give(node, _vector_dot(into, node) if unit is None else unit_dot(into, node, unit))
 
 
 def _vector_dot(into: Pieces, node: Node) -> Source:
@@ -246,7 +251,7 @@ def _store(into: Pieces, node: Node) -> None:
         into.b.store(memory, piece, where, (axes[-1],), mask(index, lanes))
 
 
-def _offsets(into: Pieces, node: Node) -> None:
+def _gather(into: Pieces, node: Node) -> None:
     """Elements at offsets: gather and atomic_add give a value, scatter none."""
     memory = into.values[node.inputs[0]]
     inputs = [into.source(i) for i in node.inputs[1:]]
@@ -261,29 +266,17 @@ def _offsets(into: Pieces, node: Node) -> None:
         piece(index, lanes)
 
 
+_scatter = _gather
+
+
 def _require(into: Pieces, node: Node) -> None:
     condition = into.source(node.inputs[0])
     for index, lanes in into.each(condition.shape):
         into.b.do(ops.require, condition.piece(index, lanes), **node.attrs)
 
 
-HANDLERS: dict[str, Callable[[Pieces, Node], None]] = {
-    "constant": _cheap,
-    "iota": _cheap,
-    "broadcast": _cheap,
-    "reshape": _reshape,
-    "transpose": _transpose,
-    "extract": _extract,
-    "reduce": _reduce,
-    "cumulative": _cumulative,
-    "dot": _dot,
-    "load": _load,
-    "store": _store,
-    "gather": _offsets,
-    "scatter": _offsets,
-    "atomic_add": _offsets,
-    "require": _require,
-}
+HANDLERS: dict[str, Callable[[Pieces, Node], None]] = emitters(sys.modules[__name__])
+HANDLERS["atomic_add"] = _gather  # of the placed level too
 
 
 # ---- the walk -------------------------------------------------------------------------------
@@ -427,7 +420,7 @@ def unit_for(target: Target, node: Node) -> MatrixUnit | None:
     return None
 
 
-def matrix_dot(into: Pieces, node: Node, unit: MatrixUnit) -> Source:
+def unit_dot(into: Pieces, node: Node, unit: MatrixUnit) -> Source:
     """a @ b + c."""
     b, shape, depth = into.b, node.shape, node.inputs[0].shape[1]
     a, together = into.kept(into.source(node.inputs[0])), 4 // node.inputs[0].dtype.size

@@ -76,7 +76,7 @@ class Order:
         self.findings: dict[Any, Finding] = {}
         ops = list(body.block.all_nodes())
         self.tracked = written_parameters(body)
-        self.dependent = [n for n in ops if n.op.name == "grid_dependency_wait"]
+        self.dependent = body.block.find("grid_dependency_wait")
         self.grid = self.agent("the launches before")
         self.bars: dict[tuple[int, Node], list[Bar]] = {}
         self.made: set[tuple[int, Node]] = set()  # barriers that have been set up
@@ -87,7 +87,7 @@ class Order:
         numbered: list[tuple[int, Node | None, int]] = []
         for rank in range(ranks):
             self._declare(rank, ops)
-            for node in (None, *[n for n in ops if n.op.name == "role"]):
+            for node in (None, *body.block.find("role")):
                 name = "the program" if node is None else node.attrs["name"]
                 numbered.append((rank, node, self.agent(self.on(rank, name))))
                 for kind in ENGINES:

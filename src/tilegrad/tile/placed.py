@@ -51,6 +51,7 @@ from .row import (
     Wait,
     Work,
     box,
+    constant_of,
     lead,
     memory_of,
     read_and_write,
@@ -536,7 +537,7 @@ def write_place(place: Node, value: Node, *index: Node) -> Type:
 
 def cleared(node: Node) -> tuple[int, int] | None:
     """(first, count) of the rows that a clear_rows fills, where its text says it."""
-    start, stop = (i.attrs["value"] if i.op is ops.constant else None for i in node.inputs[1:3])
+    start, stop = (constant_of(i) for i in node.inputs[1:3])
     if start is None or stop is None or not 0 <= start < stop <= node.inputs[0].shape[-2]:
         return None
     return int(start), int(stop - start)

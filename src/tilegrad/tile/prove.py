@@ -55,6 +55,7 @@ from .check import PLACED_OPS, Finding, Findings, finding, place_name, walk
 from .happening import event
 from .ordering import Order, Role
 from .row import Touch, effects_of, is_place, read_by, touches_of, written_by
+from .scalars import deciding
 from .skeleton import Event, Scenario, Skeleton, TooLong, computable
 
 ENOUGH = 4_000  # events, after which only the first and last programs are run
@@ -62,7 +63,7 @@ ENOUGH = 4_000  # events, after which only the first and last programs are run
 
 def check_body(body: Body, target: Target | None = None) -> Findings:
     """Findings of all checks, errors first; those of a machine only if there is one."""
-    if any(node.op.name in PLACED_OPS for node in body.block.all_nodes()):
+    if body.block.find(*PLACED_OPS):
         skeleton = Skeleton(body)
         found = [*check_dependent(skeleton), *_protocol(skeleton), *check_handover(body)]
     else:
@@ -212,14 +213,13 @@ class _State:
 
 def check_handover(body: Body) -> Findings:
     """Counts without a fence or a meeting before them, and reads without a fence after one."""
-    nodes = list(body.block.all_nodes())
-    if not any(node.op.name == "atomic_add" for node in nodes):
+    nodes, counts = list(body.block.all_nodes()), body.block.find("atomic_add")
+    if not counts:
         return []
     stored, read = ({m for n in nodes for m in _plain(n, writes)} for writes in (True, False))
-    counters = {n.inputs[0] for n in nodes if n.op.name == "atomic_add"}
-    exchanged = (stored & read) - counters
+    exchanged = (stored & read) - {n.inputs[0] for n in counts}
     found: dict[Finding, None] = {}
-    for role in [n for n in nodes if n.op.name == "role"]:
+    for role in body.block.find("role"):
         _walk(role.blocks[0], _State(role.attrs["warps"]), exchanged, found)
     return list(found)
 
@@ -345,7 +345,7 @@ def state(block: Block) -> str:
 
 def varies(skeleton: Skeleton, node: Node) -> bool:
     """Whether a condition or bound differs between programs, Symbols or data."""
-    stack = list(node.inputs[:1] if node.op.name == "branch" else node.inputs[:2])
+    stack = list(deciding(node))
     seen: set[Node] = set()
     while stack:
         scalar = stack.pop()

@@ -226,6 +226,13 @@ def is_place(node: Node) -> bool:
     return isinstance(node.type, Memory) and node.op.name in ("allocate", "register_tile")
 
 
+def constant_of(node: Node) -> Any:
+    """The number that a tile is everywhere, where its text says it, else None."""
+    while node.op.name == "broadcast":
+        node = node.inputs[0]
+    return node.attrs["value"] if node.op.name == "constant" else None
+
+
 def is_placed(node: Node) -> bool:
     """Whether a Node's op belongs to the placed level alone."""
     return isinstance(node.op, TileOp) and node.op.placed

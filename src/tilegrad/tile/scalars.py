@@ -36,7 +36,7 @@ from ..ir.symbol import evaluate
 from ..ir.types import Tile
 from .build import Body
 from .check import walk, written_parameters
-from .row import Arrive, Land, Scalar, Wait, effects_of, is_place, touches_of
+from .row import Arrive, Land, Scalar, Wait, constant_of, effects_of, is_place, touches_of
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,11 @@ def uses(node: Node, tracked: set[Node]) -> tuple[list[Node], list[Node]] | None
             boxes += touch.index
     first, second = ([s for s in part if isinstance(s, Node)] for part in (scalars, boxes))
     return first, second
+
+
+def deciding(node: Node) -> Sequence[Node]:
+    """The bounds of a loop, or the condition of a branch."""
+    return node.inputs[: {"loop": 2, "branch": 1}.get(node.op.name, 0)]
 
 
 # ---- scalar arithmetic --------------------------------------------------------------------------
@@ -130,10 +135,9 @@ class Scalars:
         self.body = body
         self.tracked = written_parameters(body)
         self.owner: dict[Node, tuple[Node, int]] = {}  # Block argument: loop, position
-        for node in body.block.all_nodes():
-            if node.op.name == "loop":
-                for position, a in enumerate(node.blocks[0].arguments):
-                    self.owner[a] = (node, position)
+        for node in body.block.find("loop"):
+            for position, a in enumerate(node.blocks[0].arguments):
+                self.owner[a] = (node, position)
         self.needed: set[Node] = set()
         self._need(False)
         self.by_program = any(n.op.name == "program" for n in self.needed)
@@ -147,10 +151,7 @@ class Scalars:
             found = uses(node, self.tracked)
             if found is not None:
                 stack += [*found[0], *(found[1] if boxes else ())]
-            if node.op.name == "loop":
-                stack += node.inputs[:2]
-            elif node.op.name == "branch":
-                stack.append(node.inputs[0])
+            stack += deciding(node)
         while stack:
             node = stack.pop()
             if node in self.needed or not is_scalar(node):
@@ -247,12 +248,7 @@ class _Loop:
         period = 1
         for node, _ in walk(self.loop.blocks[0]):
             found = uses(node, self.skeleton.tracked)
-            relevant = list(found[0]) if found is not None else []
-            if node.op.name == "loop":
-                relevant += node.inputs[:2]
-            elif node.op.name == "branch":
-                relevant.append(node.inputs[0])
-            for scalar in relevant:
+            for scalar in (*(found[0] if found is not None else ()), *deciding(node)):
                 shift = self.shift(scalar)
                 if shift is None or shift[1] != 0:
                     return None
@@ -362,11 +358,11 @@ class _Loop:
         return None if None in parts else ARITHMETIC[name](*parts)
 
 
-def _added(given: Node, result: Node) -> int | None:
+def _added(given: Node, result: Node) -> Any:
     """The constant a carried value grows by each trip, if it does."""
     if result is given:
         return 0
     if result.op.name == "add" and given in result.inputs:
         other = result.inputs[1] if result.inputs[0] is given else result.inputs[0]
-        return int(other.attrs["value"]) if other.op.name == "constant" else None
+        return constant_of(other)
     return None

@@ -144,10 +144,13 @@ class ThreadBlocks:
         self.x, self.plan, self.sees, self.other = x, plan, sees, other
         self.rows, self.columns = plan.tile
         self.widths = padded(x.width), padded(x.value_width)
-        shapes = [(plan.stages, self.columns, width) for width in self.widths]
-        self.ring = [shared_place(x.dtype, *shape) for shape in shapes]
         self.most = max(0, -(-high(sees.keys) // self.columns) - 1)  # number of the last block
         self.past = x.ends(self.columns if sees is x else self.rows)  # blocks may reach past keys
+
+    def allocate_ring(self) -> None:
+        """Stages of both matrices of a block."""
+        dtype, sizes = self.x.dtype, (self.plan.stages, self.columns)
+        self.ring = [shared_place(dtype, *sizes, width) for width in self.widths]
 
     def look(self, limit: Any) -> None:
         """Find the blocks that are seen, of so many tokens."""
@@ -226,6 +229,7 @@ class _Block(ThreadBlocks):
         self.queries = self.staged = shared_place(x.dtype, self.rows, self.widths[0])
         if self.widths[0] != self.widths[1]:
             self.staged = shared_place(x.dtype, self.rows, self.widths[1])
+        self.allocate_ring()
 
     def begin(self) -> None:
         """Accumulators; the queries and the first block of keys are on their way."""

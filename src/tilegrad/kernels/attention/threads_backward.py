@@ -111,6 +111,7 @@ class _Kept(ThreadBlocks):
             more = {"mask", "key_lengths"}
         super().__init__(x, plan, sees, other)
         self.kept = [shared_place(x.dtype, self.rows, w) for w in self.widths]
+        self.allocate_ring()
         self.always_cut = bool(more & set(x.extras))
 
     # ---- copies -----------------------------------------------------------------------------

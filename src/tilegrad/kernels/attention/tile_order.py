@@ -210,10 +210,8 @@ class TileOrder:
         lane = hold(lane, "lane")
         batch, head = hold(lane // x.heads, "batch"), lane % x.heads
         first = hold(tile.maximum(block, 0) * self.rows, "first")
-        limit = Holes(x, self.memory, batch, 0).limit
-        return self.blocks_seen(
-            Holes(x, self.memory, batch, hold(head, "head")), first, index_of(x.queries), limit
-        )
+        holes = Holes(x, self.memory, batch, hold(head, "head"))
+        return self.blocks_seen(holes, first, index_of(x.queries), holes.limit)
 
     def locate_packed(self, number: Any) -> Work:
         """A tile of sequences that lie one after another."""
@@ -233,9 +231,8 @@ class TileOrder:
     ) -> Work:
         """The blocks of keys that the queries from `first` on see."""
         band, cuts = (self.low, self.high), self.most_right > 1
-        seen = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
-        given = {"queries": queries, "limit": limit, "sequence": sequence}
-        return Work(**vars(seen), holes=holes, first=first, **given)
+        s = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
+        return Work(s.start, s.count, s.right, s.left, holes, first, queries, limit, sequence)
 
     def steps(self, work: Work, one: Step, first: Any = 0) -> None:
         """one(step, whether a mask cuts it) for all steps after the first."""

@@ -193,8 +193,7 @@ class _Append:
         value = kept(tile.cast(self.brought["v"][0], float32), x.cache, scales[1])
         tile.store(memory["values"], (*entry, 0), value, axes=self.axes(memory["values"]))
         count = end - self.number("query_starts", request)
-        last = after == 1
-        if (length - count <= at - at % x.page) & last:  # the page began in this step
+        if (length - count <= at - at % x.page) & (after == 1):  # the page began in this step
             self.clear(entry)
 
     @tile.function

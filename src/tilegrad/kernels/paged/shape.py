@@ -192,8 +192,8 @@ def _short_plan(x: PagedShape, target: Target) -> PagedPlan | None:
     cores, pairs = target.cores or 0, high(x.requests) * x.key_heads
     most = min(8, target.limits.get("cluster", 1))
     many = next((n for n in (8, 4, 2) if n <= most and pairs * n <= cores // 2), min(2, most))
-    plan = PagedPlan(-(-x.group // 8) * 8, 64, 2, 4, x.key_heads, cluster=many)
-    plan = replace(plan, alone=2 * pairs * many > cores)
+    rows, alone = -(-x.group // 8) * 8, 2 * pairs * many > cores
+    plan = PagedPlan(rows, 64, 2, 4, x.key_heads, cluster=many, alone=alone)
     fits = many > 1 and pairs * many <= cores and short_bytes(x, plan) <= SHARED
     return plan if fits and not why_not(x, plan) else None
 

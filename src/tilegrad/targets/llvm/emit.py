@@ -20,7 +20,6 @@ from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.block import Block
 from ...ir.node import Node
-from ...ir.types import Tile
 from ...tile.build import Body, body_sites, body_symbols
 from ...tile.row import emitters
 from . import emit_memory, emit_shape
@@ -121,7 +120,7 @@ def elementwise(e: Emission, node: Node) -> Values:
     """One row of `rules`, for every vector of the tile."""
     inputs = [e.values[i] for i in node.inputs]
     dtype = node.inputs[-1].dtype
-    lanes = lanes_of(node.type)
+    lanes = lanes_of(node)
     row = row_for(node.op.name, node.op.name in ANGLES and _is_near(node))
     return [row(e, dtype, lanes, list(parts)) for parts in zip(*inputs)]
 
@@ -135,15 +134,15 @@ def _symbol(e: Emission, node: Node) -> Values:
 
 
 def _constant(e: Emission, node: Node) -> Values:
-    one = splat_constant(node.attrs["value"], node.dtype, lanes_of(node.type))
-    return [one] * count_of(node.type)
+    one = splat_constant(node.attrs["value"], node.dtype, lanes_of(node))
+    return [one] * count_of(node)
 
 
 def _iota(e: Emission, node: Node) -> Values:
     size, dtype = node.attrs["size"], node.dtype
     if size == 1:
         return [literal(0, dtype)]
-    lanes, found = lanes_of(node.type), []
+    lanes, found = lanes_of(node), []
     for start in range(0, size, lanes):
         each = [literal(i, dtype) for i in range(start, start + lanes)]
         items = ", ".join(f"{scalar_type(dtype)} {x}" for x in each)
@@ -152,12 +151,12 @@ def _iota(e: Emission, node: Node) -> Values:
 
 
 def _cast(e: Emission, node: Node) -> Values:
-    source, lanes = node.inputs[0].dtype, lanes_of(node.type)
+    source, lanes = node.inputs[0].dtype, lanes_of(node)
     return [convert(e, source, node.dtype, lanes, x) for x in e.values[node.inputs[0]]]
 
 
 def _bitcast(e: Emission, node: Node) -> Values:
-    lanes = lanes_of(node.type)
+    lanes = lanes_of(node)
     a = type_of(node.inputs[0].dtype, lanes)
     b = type_of(node.dtype, lanes)
     found = e.values[node.inputs[0]]
@@ -170,7 +169,7 @@ def _bitcast(e: Emission, node: Node) -> Values:
 def _require(e: Emission, node: Node) -> None:
     """The first Site whose condition does not hold leaves its number."""
     whole, *rest = e.values[node.inputs[0]]
-    lanes = lanes_of(node.inputs[0].type)
+    lanes = lanes_of(node.inputs[0])
     mask = vector("i1", lanes)
     for other in rest:
         whole = e.value(f"and {mask} {whole}, {other}")
@@ -197,7 +196,7 @@ def _get(e: Emission, node: Node) -> Values:
 
 def width_of(e: Emission, node: Node) -> int:
     """Vectors (or matrix registers) that hold a value."""
-    return 1 if in_matrix_unit(node) else count_of(node.type)
+    return 1 if in_matrix_unit(node) else count_of(node)
 
 
 def _loop(e: Emission, node: Node) -> Values:
@@ -269,9 +268,7 @@ def register_types(e: Emission, nodes: Sequence[Node]) -> list[str]:
     """LLVM types of the vectors (or matrix registers) that hold some values."""
     found = []
     for node in nodes:
-        type_ = node.type
-        assert isinstance(type_, Tile)
-        one = "x86_amx" if in_matrix_unit(node) else type_of(type_.dtype, lanes_of(type_))
+        one = "x86_amx" if in_matrix_unit(node) else type_of(node.dtype, lanes_of(node))
         found += [one] * width_of(e, node)
     return found
 

@@ -115,7 +115,7 @@ def masks_of(
 
 
 def _load(e: Emission, node: Node) -> Values:
-    memory, lanes = node.inputs[0], lanes_of(node.type)
+    memory, lanes = node.inputs[0], lanes_of(node)
     found, stride = vectors_at(e, node, node, node.inputs[1:])
     return [load_vector(e, memory, o, stride, lanes, m, node.dtype) for o, m in found]
 
@@ -129,7 +129,7 @@ def vectors_at(
     start = offset_of(e, memory, [e.values[i][0] for i in given[:rank]])
     offsets, stride = offsets_of(e, memory, value.shape, node.attrs["axes"], start)
     mask = given[rank] if node.attrs["masked"] else None
-    masks = masks_of(e, node, mask, len(offsets), lanes_of(value.type))
+    masks = masks_of(e, node, mask, len(offsets), lanes_of(value))
     return zip(offsets, masks), stride
 
 
@@ -191,7 +191,7 @@ def gather_vector(
 def _gather(e: Emission, node: Node) -> Values:
     memory, offset = node.inputs[0], node.inputs[1]
     mask = node.inputs[2] if len(node.inputs) > 2 else None
-    lanes, found = lanes_of(node.type), e.values[offset]
+    lanes, found = lanes_of(node), e.values[offset]
     masks = masks_of(e, node, mask, len(found), lanes)
     return [
         from_memory(e, gather_vector(e, memory, o, lanes, m, node.dtype), node.dtype, lanes)
@@ -201,7 +201,7 @@ def _gather(e: Emission, node: Node) -> Values:
 
 def _store(e: Emission, node: Node) -> None:
     memory, value = node.inputs[:2]
-    lanes = lanes_of(value.type)
+    lanes = lanes_of(value)
     found, stride = vectors_at(e, node, value, node.inputs[2:])
     for x, (o, m) in zip(e.values[value], found):
         store_vector(e, memory, to_memory(e, x, value.dtype, lanes), o, stride, lanes, m)
@@ -243,7 +243,7 @@ def scatter_vector(
 
 def lanes_apart(e: Emission, node: Node, *parts: str | None) -> Iterator[list[Any]]:
     """The lanes of a vector of a scattered value, of its offsets and of its mask, in order."""
-    kinds, lanes = (scalar_type(node.dtype), "i64", "i1"), lanes_of(node.type)
+    kinds, lanes = (scalar_type(node.dtype), "i64", "i1"), lanes_of(node)
     for lane in range(lanes):
         yield [lane_of(e, part, kind, lanes, lane) for part, kind in zip(parts, kinds)]
 
@@ -251,7 +251,7 @@ def lanes_apart(e: Emission, node: Node, *parts: str | None) -> Iterator[list[An
 def _scatter(e: Emission, node: Node) -> None:
     memory, value, offset = node.inputs[:3]
     mask = node.inputs[3] if len(node.inputs) > 3 else None
-    mode, lanes = node.attrs["mode"], lanes_of(value.type)
+    mode, lanes = node.attrs["mode"], lanes_of(value)
     found = e.values[value]
     masks = masks_of(e, node, mask, len(found), lanes)
     for x, o, m in zip(found, e.values[offset], masks):
@@ -293,7 +293,7 @@ def combined(
 def _atomic_add(e: Emission, node: Node) -> Values:
     memory, value, offset = node.inputs[:3]
     mask = node.inputs[3] if len(node.inputs) > 3 else None
-    lanes, found = lanes_of(value.type), e.values[value]
+    lanes, found = lanes_of(value), e.values[value]
     masks = masks_of(e, node, mask, len(found), lanes)
     result = []
     for parts in zip(found, e.values[offset], masks):

@@ -14,7 +14,7 @@ from typing import Any
 from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, fold, low
-from ...ir.types import Shape, Tile, unravel
+from ...ir.types import Shape, unravel
 from ...tile.build import Body
 from ...tile.numeric import COMBINE
 from .rules import Writer, convert, literal, mangle, row_for, scalar_type, type_of, vector
@@ -22,22 +22,19 @@ from .rules import Writer, convert, literal, mangle, row_for, scalar_type, type_
 Values = list[str]
 
 
-def lanes_of(type_: Any) -> int:
-    """Lanes of one vector of a Tile type: the last axis, or its largest power-of-two factor."""
-    if not type_.shape:
-        return 1
-    size = type_.shape[-1]
-    return size & -size
+def lanes_of(tile: Node) -> int:
+    """Lanes of one vector of a Tile: the last axis, or its largest power-of-two factor."""
+    return split_shape(tile.shape)[-1]
 
 
-def pieces_of(type_: Any) -> int:
+def pieces_of(tile: Node) -> int:
     """Vectors along the last axis (LLVM scalarises vectors of odd widths)."""
-    return type_.shape[-1] // lanes_of(type_) if type_.shape else 1
+    return split_shape(tile.shape)[-2]
 
 
-def count_of(type_: Any) -> int:
-    """Vectors of a Tile type."""
-    return math.prod(type_.shape[:-1]) * pieces_of(type_) if type_.shape else 1
+def count_of(tile: Node) -> int:
+    """Vectors of a Tile."""
+    return math.prod(split_shape(tile.shape)[:-1])
 
 
 def split_shape(shape: Shape) -> Shape:
@@ -117,16 +114,14 @@ def splat(e: Emission, x: str, element: str, lanes: int) -> str:
 
 
 def _broadcast(e: Emission, node: Node) -> Values:
-    source, target = node.inputs[0].type, node.type
-    assert isinstance(source, Tile) and isinstance(target, Tile)
-    found, element = e.values[node.inputs[0]], scalar_type(node.dtype)
-    own, wanted = split_shape(source.shape), split_shape(target.shape)
-    if not source.shape or source.shape[-1] == 1:
+    found, element, shape = e.values[node.inputs[0]], scalar_type(node.dtype), node.inputs[0].shape
+    own, wanted = split_shape(shape), split_shape(node.shape)
+    if not shape or shape[-1] == 1:
         own = (*own[:-2], 1, 1)
         found = [splat(e, x, element, wanted[-1]) for x in found]
     own = (1,) * (len(wanted) - len(own)) + own
     result: Values = []
-    for number in range(count_of(target)):
+    for number in range(count_of(node)):
         index = unravel(number, wanted[:-1])
         place = tuple(0 if s == 1 else i for i, s in zip(index, own[:-1]))
         result.append(found[ravel(place, own[:-1])])
@@ -135,9 +130,7 @@ def _broadcast(e: Emission, node: Node) -> Values:
 
 def flattened(e: Emission, node: Node) -> tuple[str, int]:
     """All elements of a tile in one vector, row-major."""
-    type_ = node.type
-    assert isinstance(type_, Tile)
-    lanes, element, parts = lanes_of(type_), scalar_type(node.dtype), e.values[node]
+    lanes, element, parts = lanes_of(node), scalar_type(node.dtype), e.values[node]
     if lanes == 1 and len(parts) > 1:
         return packed(e, parts, element), len(parts)
     while len(parts) > 1:
@@ -159,10 +152,8 @@ def packed(e: Emission, parts: Values, element: str) -> str:
 
 def rearrange(e: Emission, node: Node, order: list[int]) -> Values:
     """The tile whose element i (row-major) is the input's element order[i]."""
-    target = node.type
-    assert isinstance(target, Tile)
     source, width = flattened(e, node.inputs[0])
-    element, lanes = scalar_type(node.dtype), lanes_of(target)
+    element, lanes = scalar_type(node.dtype), lanes_of(node)
     if width == 1:
         return [source]
     v, result = vector(element, width), []
@@ -242,14 +233,14 @@ def _stack_rows(e: Emission, node: Node) -> Values:
 
 def in_lanes(e: Emission, node: Node, scalars: Values) -> Values:
     """Scalars as the lanes of a tile's vectors."""
-    lanes, element = lanes_of(node.type), scalar_type(node.dtype)
+    lanes, element = lanes_of(node), scalar_type(node.dtype)
     if lanes == 1:
         return scalars
     return [packed(e, scalars[i : i + lanes], element) for i in range(0, len(scalars), lanes)]
 
 
 def _extract(e: Emission, node: Node) -> Values:
-    count, index = count_of(node.type), node.attrs["index"]
+    count, index = count_of(node), node.attrs["index"]
     found = e.values[node.inputs[0]]
     if not node.shape:  # a lane of a vector
         return [element_of(e, found, index, node.inputs[0])]
@@ -257,10 +248,9 @@ def _extract(e: Emission, node: Node) -> Values:
 
 
 def _reduce(e: Emission, node: Node) -> Values:
-    source = node.inputs[0].type
-    assert isinstance(source, Tile)
+    source = node.inputs[0]
     axis, kind, dtype = node.attrs["axis"], node.attrs["kind"], node.dtype
-    found = e.values[node.inputs[0]]
+    found = e.values[source]
     if axis == 1 and source.shape == (lanes_of(source),) * 2 and len(found) > 2:
         return [folded(e, found, row_for(COMBINE[kind]), dtype)]
     if axis == len(source.shape) - 1:
@@ -310,15 +300,14 @@ def lane_of(e: Emission, x: str | None, element: str, lanes: int, lane: int) -> 
 
 def _cumulative(e: Emission, node: Node) -> Values:
     """Running reduction: by vectors along a leading axis, lane by lane along the last."""
-    type_, kind, dtype = node.type, node.attrs["kind"], node.dtype
-    assert isinstance(type_, Tile)
+    shape, kind, dtype = node.shape, node.attrs["kind"], node.dtype
     axis, found = node.attrs["axis"], list(e.values[node.inputs[0]])
-    row, lanes, element = row_for(COMBINE[kind]), lanes_of(type_), scalar_type(dtype)
-    pieces = pieces_of(type_)
-    if axis < len(type_.shape) - 1:
-        stride = math.prod(type_.shape[axis + 1 : -1]) * pieces
+    row, lanes, element = row_for(COMBINE[kind]), lanes_of(node), scalar_type(dtype)
+    pieces = pieces_of(node)
+    if axis < len(shape) - 1:
+        stride = math.prod(shape[axis + 1 : -1]) * pieces
         for i in range(len(found)):
-            if i // stride % type_.shape[axis]:
+            if i // stride % shape[axis]:
                 found[i] = row(e, dtype, lanes, [found[i - stride], found[i]])
         return found
     for first in range(0, len(found), pieces):
@@ -359,7 +348,7 @@ def _dot(e: Emission, node: Node) -> Values:
     """Outer products: a row of accumulators per row of a, by fused multiply-add."""
     a, b, c = node.inputs
     (m, k), dtype = a.shape, node.dtype
-    element, n, pieces = scalar_type(dtype), lanes_of(c.type), pieces_of(c.type)
+    element, n, pieces = scalar_type(dtype), lanes_of(c), pieces_of(c)
     left, right, total = e.values[a], e.values[b], list(e.values[c])
     multiply_add = row_for("multiply_add")
     for p in range(k):
@@ -376,6 +365,6 @@ def _dot(e: Emission, node: Node) -> Values:
 
 def element_of(e: Emission, parts: Values, number: int, node: Node) -> str:
     """One element of a tile, by its row-major number."""
-    lanes = lanes_of(node.type)
+    lanes = lanes_of(node)
     part, lane = divmod(number, lanes)
     return str(lane_of(e, parts[part], scalar_type(node.dtype), lanes, lane))

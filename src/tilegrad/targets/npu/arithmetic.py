@@ -105,6 +105,16 @@ def from_bits(bits: Array) -> Array:
     return flush(bits.astype(np.uint32).view(np.float32))
 
 
+def wide_values(bits: Array, floating: bool) -> Array:
+    """The numbers that rows of 32 bits are."""
+    return from_bits(bits) if floating else bits.view(np.int32)
+
+
+def first_of(kind: str, floating: bool) -> float:
+    """What a reduction begins with."""
+    return 0 if kind == "sum" else -np.inf if floating else -(2**31)
+
+
 def _extreme(kind: str, a: Array, b: Array) -> Array:
     found = np.where((a > b) if kind == "max" else (a < b), a, b)
     return np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), found)

@@ -274,7 +274,8 @@ class Execute(Unit):
         elif phase == 2:
             self.second = self._second(word)
             if reducing:
-                self.result = np.full(p.columns, self._start(word), self.result.dtype)
+                first = arithmetic.first_of(word.kind, p.floating)
+                self.result = np.full(p.columns, first, self.result.dtype)
         elif phase < 3 + beats:
             at = slice((phase - 3) * p.lanes, (phase - 2) * p.lanes)
             self._beat(word, at, reducing)
@@ -287,12 +288,7 @@ class Execute(Unit):
         if not word["immediate"]:
             return self.q_sums
         one = np.full(self.p.columns, word["value"], np.uint32)
-        return arithmetic.from_bits(one) if self.p.floating else one.view(np.int32)
-
-    def _start(self, word: Instruction) -> float | int:
-        if word.kind == "sum":
-            return 0
-        return -np.inf if self.p.floating else -(2**31)
+        return arithmetic.wide_values(one, self.p.floating)
 
     def _beat(self, word: Instruction, at: slice, reducing: bool) -> None:
         if not reducing:

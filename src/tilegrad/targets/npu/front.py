@@ -61,23 +61,20 @@ class Queue:
 @cache
 def waits(queue: int, tokens: int) -> tuple[int, ...]:
     """Channels that an instruction of a queue takes a token from."""
-    found = []
-    if tokens & WAIT_PREV and queue > 0:
-        found.append(CHANNELS.index((queue - 1, queue)))
-    if tokens & WAIT_NEXT and queue < 2:
-        found.append(CHANNELS.index((queue + 1, queue)))
-    return tuple(found)
+    sides = ((WAIT_PREV, queue - 1), (WAIT_NEXT, queue + 1))
+    return tuple(n for bit, of in sides for n in _between(of, queue) if tokens & bit)
 
 
 @cache
 def posts(queue: int, tokens: int) -> tuple[int, ...]:
     """Channels that it puts a token into."""
-    found = []
-    if tokens & POST_PREV and queue > 0:
-        found.append(CHANNELS.index((queue, queue - 1)))
-    if tokens & POST_NEXT and queue < 2:
-        found.append(CHANNELS.index((queue, queue + 1)))
-    return tuple(found)
+    sides = ((POST_PREV, queue - 1), (POST_NEXT, queue + 1))
+    return tuple(n for bit, to in sides for n in _between(queue, to) if tokens & bit)
+
+
+def _between(*queues: int) -> list[int]:
+    """The channel from a queue to another, if there is one."""
+    return [n for n, pair in enumerate(CHANNELS) if pair == queues]
 
 
 class Tokens:

@@ -170,7 +170,7 @@ class Functional:
             a = self.sums[local : local + 1] if one["hold_first"] else self.sums[_at(local, row)]
             if one["immediate"]:
                 bits = np.full((1, p.columns), one["value"], np.uint32)
-                b = arithmetic.from_bits(bits) if p.floating else bits.view(np.int32)
+                b = arithmetic.wide_values(bits, p.floating)
             elif one["hold_second"]:
                 b = self.sums[second : second + 1]
             else:
@@ -203,14 +203,14 @@ class Functional:
             parts = found.reshape(rows, planes, p.columns).astype(np.uint32)
             shifts = (np.arange(planes, dtype=np.uint32) * p.element_bits)[None, :, None]
             bits = np.bitwise_or.reduce(parts << shifts, 1)
-            made = arithmetic.from_bits(bits) if p.floating else bits.view(np.int32)
+            made = arithmetic.wide_values(bits, p.floating)
         at = slice(one["result"], one["result"] + count)
         self.sums[at] = np.broadcast_to(made, (count, p.columns))
 
     def reduce(self, one: Instruction) -> None:
         """Each row to one number in all columns, column after column."""
         kind = "add" if one.kind == "sum" else "max"
-        start = 0 if kind == "add" else (-np.inf if self.p.floating else -(2**31))
+        start = arithmetic.first_of(one.kind, self.p.floating)
         for rows in self._runs(one):
             given = self.sums[_at(one["local"], rows)]
             found = np.full((len(given), 1), start, self.sums.dtype)

@@ -27,27 +27,8 @@ class Field(NamedTuple):
     width: int
 
 
-OPS = {
-    "halt": 0,
-    "config": 1,
-    "move_in": 2,
-    "move_out": 3,
-    "preload": 4,
-    "matmul": 5,
-    "vector": 6,
-    "reduce": 7,
-    "sync": 8,
-    "loop": 9,
-    "end": 10,
-}
-QUEUE_OF = {
-    "move_in": LOAD,
-    "move_out": STORE,
-    "preload": EXECUTE,
-    "matmul": EXECUTE,
-    "vector": EXECUTE,
-    "reduce": EXECUTE,
-}
+QUEUE_OF = {"move_in": LOAD, "move_out": STORE}
+QUEUE_OF |= dict.fromkeys(("preload", "matmul", "vector", "reduce"), EXECUTE)
 # Bits of the tokens: wait for the queue before or after, post to it.
 WAIT_PREV, WAIT_NEXT, POST_PREV, POST_NEXT = 1, 2, 4, 8
 TOKENS = {
@@ -130,21 +111,10 @@ FIELDS: dict[str, tuple[Field, ...]] = {
     "loop": (Field("turns", 16, 16),),
     "end": (),
 }
-# What the vector unit does with a row; `take` and `load` read the scratchpad.
-VECTOR = {
-    "add": 0,
-    "sub": 1,
-    "max": 2,
-    "min": 3,
-    "mul": 4,
-    "exp": 5,
-    "reciprocal": 6,
-    "rsqrt": 7,
-    "take": 8,
-    "load": 9,
-}
-REDUCE = {"sum": 0, "max": 1}
-KINDS = {"vector": VECTOR, "reduce": REDUCE}
+OPS = {name: number for number, name in enumerate(FIELDS)}
+# What the vector unit does with a row, by number; `take` and `load` read the scratchpad.
+VECTOR = ("add", "sub", "max", "min", "mul", "exp", "reciprocal", "rsqrt", "take", "load")
+KINDS = {"vector": VECTOR, "reduce": ("sum", "max")}
 
 
 @dataclass(frozen=True)
@@ -168,7 +138,7 @@ class Instruction:
     @property
     def kind(self) -> str:
         """The name of what the vector unit does."""
-        return next(name for name, n in KINDS[self.op].items() if n == self["kind"])
+        return KINDS[self.op][self["kind"]]
 
 
 Words = list[Instruction]
@@ -201,7 +171,7 @@ def instruction(op: str, tokens: str | int = "", **given: int | str) -> Instruct
 def _number(op: str, field: Field, value: int | str) -> int:
     """A field's bits: names of kinds and queues are known, negative numbers wrap."""
     if isinstance(value, str):
-        names = QUEUES if field.name == "queue" else tuple(KINDS.get(op, ()))
+        names = QUEUES if field.name == "queue" else KINDS.get(op, ())
         if value not in names:
             expected = ", ".join(names) or "a number"
             raise UserError(f"{op}: bad {field.name}", op="npu", expected=expected, got=value)

@@ -17,8 +17,9 @@ posts.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from ...core.errors import UserError
 from .front import CHANNELS, Sequencer, posts, waits, words
@@ -243,49 +244,39 @@ class Counts:
         )
 
 
-@dataclass
-class _Tally:
-    p: Parameters
-    found: dict[str, int] = field(default_factory=dict)
-
-    def add(self, name: str, count: int) -> None:
-        self.found[name] = self.found.get(name, 0) + count
-
-    def word(self, one: Instruction) -> None:
-        """What one word does, as its unit gets it."""
-        p, count = self.p, one["count"]
-        if one.op == "move_in":
-            self.add("read_bytes", one["rows"] * row_beats(p, one) * p.dma_bytes)
-        elif one.op == "move_out":
-            self.add("written_bytes", one["rows"] * row_bytes(p, one))
-        elif one.op == "preload":
-            self.add("scratchpad_reads", one["rows"])
-        elif one.op == "matmul":
-            self._matmul(one)
-        elif one.op == "reduce" or (one.op == "vector" and one.kind not in ("take", "load")):
-            self.add("accumulator_reads", count * (1 if one.op == "reduce" else 2))
-            self.add("accumulator_writes", count)
-            self.add("lane_beats", count * p.columns)
-        elif one.op == "vector":
-            self.add("scratchpad_reads", count * (1 if one.kind == "take" else p.planes))
-            self.add("accumulator_writes", count)
-
-    def _matmul(self, one: Instruction) -> None:
-        p, count = self.p, one["count"]
-        self.add("macs", p.rows * p.columns * count * (1 + one["mixed"]))
-        self.add("scratchpad_reads", count if p.dataflow != "os" else 2 * count)
-        rows = count if p.dataflow != "os" else one["rows"] * one["drain"]
-        self.add("accumulator_writes", rows)
-        if one["accumulate"]:
-            self.add("accumulator_reads", rows)
+def word_counts(p: Parameters, one: Instruction) -> dict[str, int]:
+    """What one word does, as its unit gets it."""
+    count, os = one["count"], p.dataflow == "os"
+    if one.op == "move_in":
+        return {"read_bytes": one["rows"] * row_beats(p, one) * p.dma_bytes}
+    if one.op == "move_out":
+        return {"written_bytes": one["rows"] * row_bytes(p, one)}
+    if one.op == "preload":
+        return {"scratchpad_reads": one["rows"]}
+    if one.op == "matmul":
+        rows = one["rows"] * one["drain"] if os else count
+        return {
+            "macs": p.rows * p.columns * count * (1 + one["mixed"]),
+            "scratchpad_reads": (1 + os) * count,
+            "accumulator_writes": rows,
+            "accumulator_reads": rows * one["accumulate"],
+        }
+    if one.op == "vector" and one.kind in ("take", "load"):
+        planes = 1 if one.kind == "take" else p.planes
+        return {"scratchpad_reads": count * planes, "accumulator_writes": count}
+    if one.op not in ("vector", "reduce"):
+        return {}
+    reads = count * (1 if one.op == "reduce" else 2)
+    beats = count * p.columns
+    return {"accumulator_reads": reads, "accumulator_writes": count, "lane_beats": beats}
 
 
 def counts_of(p: Parameters, program: Code, cycles: int) -> Counts:
     """The counts of a program that takes some cycles."""
-    tally = _Tally(p)
+    total: Counter[str] = Counter()
     for one in words(program):
-        tally.word(one)
-    return Counts(cycles, **tally.found)
+        total.update(word_counts(p, one))
+    return Counts(cycles, **total)
 
 
 def counters_of(

@@ -29,6 +29,7 @@ from .moves import Run, runs_of
 from .shared import SWIZZLES
 from .spread import Spread, accumulator
 
+Index = Sequence[Node]
 FAR = 1 << 30  # bytes that a 32-bit offset does not reach any more
 REACH = 21  # bits of the bytes that are left to an instruction's own offset
 
@@ -71,7 +72,7 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
 
 
 def addresses_of(
-    e: Emission, memory: Node, index: Sequence[Node], spread: Spread, axes: Sequence[int]
+    e: Emission, memory: Node, index: Index, spread: Spread, axes: Sequence[int]
 ) -> tuple[list[str], list[Run]]:
     """The operands that address each register of a Tile at an index, and its runs."""
     type_ = memory_of(memory)
@@ -85,7 +86,7 @@ def addresses_of(
     return e.shared.addresses(base, spread, steps, type_.dtype.size, align or 16)
 
 
-def _alignment(e: Emission, type_: Memory, index: Sequence[Node]) -> int:
+def _alignment(e: Emission, type_: Memory, index: Index) -> int:
     """A number of elements that divides the offset of an index, 16 at most."""
     align = 16
     for node, stride in zip(index, type_.element_strides()):
@@ -93,7 +94,7 @@ def _alignment(e: Emission, type_: Memory, index: Sequence[Node]) -> int:
     return align
 
 
-def lead_address(e: Emission, place: Node, index: Sequence[Node], start: str = "") -> str:
+def lead_address(e: Emission, place: Node, index: Index, start: str = "") -> str:
     """The shared address of a place (beginning at `start`) at its leading index."""
     type_, address = memory_of(place), start or e.pointers[place]
     for node, stride in zip(index, type_.element_strides()):
@@ -122,7 +123,7 @@ def uniform_address(e: Emission, memory: Node, index: Sequence[Node | None]) -> 
     return address
 
 
-def _based_address(e: Emission, memory: Node, index: Sequence[Node], own: str) -> tuple[str, int]:
+def _based_address(e: Emission, memory: Node, index: Index, own: str) -> tuple[str, int]:
     """A 64-bit address and the bytes to add to it for an index, `own` bytes of the thread in
     the first: what differs from an index before by a constant shares that one's address."""
     type_ = memory_of(memory)
@@ -154,7 +155,7 @@ def _step64(e: Emission, stride: Size, size: int) -> str:
 def _global_addresses(
     e: Emission,
     memory: Node,
-    index: Sequence[Node],
+    index: Index,
     spread: Spread,
     axes: Sequence[int],
     align: int,
@@ -219,7 +220,7 @@ def span_of(type_: Memory) -> int:
 
 
 def place_runs(
-    e: Emission, place: Node, index: Sequence[Node], spread: Spread, start: str = ""
+    e: Emission, place: Node, index: Index, spread: Spread, start: str = ""
 ) -> list[PlaceRun]:
     """The runs of a Tile in a shared place."""
     type_ = memory_of(place)
@@ -350,7 +351,7 @@ def by_matrix(e: Emission, place: Node, spread: Spread) -> bool:
 
 
 def matrix_rows(
-    e: Emission, place: Node, index: Sequence[Node], spread: Spread, begin: str = ""
+    e: Emission, place: Node, index: Index, spread: Spread, begin: str = ""
 ) -> list[tuple[str, int]]:
     """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
     threads, type_ = e.threads, memory_of(place)

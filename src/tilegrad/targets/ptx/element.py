@@ -22,6 +22,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...ir.node import Node
+from ...tile.row import constant_of
 from .write import Writer
 
 FLOATS = (dtypes.float32, dtypes.float64)
@@ -261,12 +262,9 @@ def uncut(node: Node, target: DType) -> Node | None:
     ):
         if node.op.name != name:
             return None
-        x, limit = node.inputs
-        while limit.op.name == "broadcast":
-            limit = limit.inputs[0]
-        if limit.op.name != "constant" or limit.attrs["value"] != end:
+        node, limit = node.inputs
+        if constant_of(limit) != end:
             return None
-        node = x
     return node
 
 

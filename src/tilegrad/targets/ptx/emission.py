@@ -68,9 +68,8 @@ class Emission(Writer):
     def gets(self) -> dict[Node, list[Node]]:
         """The `get` Nodes of each loop and branch."""
         found: dict[Node, list[Node]] = {}
-        for node in self.nodes:
-            if node.op.name == "get":
-                found.setdefault(node.inputs[0], []).append(node)
+        for node in self.body.block.find("get"):
+            found.setdefault(node.inputs[0], []).append(node)
         return found
 
     @property
@@ -94,7 +93,7 @@ class Emission(Writer):
     @cached_property
     def swizzled(self) -> bool:
         """Whether some place is swizzled: its address must be a multiple of 1024."""
-        return any(n.op.name == "allocate" and SWIZZLES.get(n.attrs["layout"]) for n in self.nodes)
+        return any(SWIZZLES.get(n.attrs["layout"]) for n in self.body.block.find("allocate"))
 
 
 def warps_of(body: Body) -> int:

@@ -292,9 +292,8 @@ def loop(e: Emission, node: Node) -> None:
 def copies(e: Emission, node: Node) -> int:
     """Copies of a loop's Block in one turn."""
     times = max(1, node.attrs["unroll"])
-    nodes = list(node.blocks[0].all_nodes())
-    small = len(nodes) * times <= MOST_UNROLLED
-    plain = not any(n.op.name in ("allocate", "barrier", "role") for n in nodes)
+    small = len(list(node.blocks[0].all_nodes())) * times <= MOST_UNROLLED
+    plain = not node.blocks[0].find("allocate", "barrier", "role")
     return times if small and plain and e.threads.role < 0 else 1
 
 

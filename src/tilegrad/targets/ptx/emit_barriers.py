@@ -143,9 +143,7 @@ def barrier_factors(roles: list[tuple[Node, bool]], alone: set[Node]) -> dict[No
     """For each barrier, how many arrivals of the machine one of the Body's stands for."""
     found: dict[Node, int] = {}
     for role, single in roles:
-        for node in role.blocks[0].all_nodes():
-            if node.op.name not in ("arrive", "expect", "arrive_remote"):
-                continue
+        for node in role.blocks[0].find("arrive", "expect", "arrive_remote"):
             one = single or node.op.name == "expect"
             factor = 1 if one else role.attrs["warps"] * (32 if node in alone else 1)
             if found.setdefault(node.inputs[0], factor) != factor:
@@ -156,25 +154,25 @@ def barrier_factors(roles: list[tuple[Node, bool]], alone: set[Node]) -> dict[No
 def telling(e: Emission) -> set[Node]:
     """Arrivals at barriers where roles that hand plain values to one another through a shared place
     arrive; all who arrive at such a barrier do it alike."""
-    return e.memo.ever("telling", lambda: _telling([n for n in e.nodes if n.op.name == "role"]))
+    return e.memo.ever("telling", lambda: _telling(e.body.block.find("role")))
 
 
 def _telling(roles: Sequence[Node]) -> set[Node]:
     written, read = ([_shared_touched(role, names) for role in roles] for names in (WRITES, READS))
-    arriving = [[n for n in role.blocks[0].all_nodes() if n.op.name == "arrive"] for role in roles]
+    arriving = [role.blocks[0].find("arrive") for role in roles]
     barriers: set[Node] = set()
     for i in range(len(roles)):
         others = [j for j in range(len(roles)) if j != i]
         if any(written[i] & read[j] or read[i] & written[j] for j in others):
             barriers |= {n.inputs[0] for n in arriving[i]}
-    nodes = (n for role in roles for n in role.blocks[0].all_nodes())
-    barriers -= {n.inputs[0] for n in nodes if n.op.name == "arrive_remote"}
+    remote = (n for role in roles for n in role.blocks[0].find("arrive_remote"))
+    barriers -= {n.inputs[0] for n in remote}
     return {n for found in arriving for n in found if n.inputs[0] in barriers}
 
 
 def _shared_touched(role: Node, names: Sequence[str]) -> set[Node]:
     """The shared places that ops of these names touch."""
-    touched = {n.inputs[0] for n in role.blocks[0].all_nodes() if n.op.name in names}
+    touched = {n.inputs[0] for n in role.blocks[0].find(*names)}
     return {m for m in touched if isinstance(m.type, Memory) and m.type.scope == "shared"}
 
 
@@ -186,21 +184,19 @@ REACHING = ("arrive_remote", "copy_multicast")
 
 def waits_for_sends(body: Body) -> set[Node]:
     """The waits that acquire what other programs sent."""
-    nodes = list(body.block.all_nodes())
-    landed = {n.inputs[2] for n in nodes if n.op.name == "send"}
-    return {n for n in nodes if n.op.name == "wait" and n.inputs[0] in landed}
+    landed = {n.inputs[2] for n in body.block.find("send")}
+    return {n for n in body.block.find("wait") if n.inputs[0] in landed}
 
 
 def ends_alone(body: Body) -> bool:
     """Whether a program may end before the others of its cluster do: they reach into it by sends
     only, for all of which it waits, as each of them does, right where it sends itself."""
-    nodes, waited = list(body.block.all_nodes()), 0
-    for block in (b for n in nodes if n.op.name == "role" for b in n.blocks):
+    waited, sends = 0, len(body.block.find("send"))
+    for block in (b for n in body.block.find("role") for b in n.blocks):
         for at, node in enumerate(block.nodes):
             later = {n.inputs[0] for n in block.nodes[at:] if n.op.name == "wait"}
             waited += node.op.name == "send" and node.inputs[2] in later
-    sends = sum(n.op.name == "send" for n in nodes)
-    return 0 < sends == waited and not any(n.op.name in REACHING for n in nodes)
+    return 0 < sends == waited and not body.block.find(*REACHING)
 
 
 # ---- roles --------------------------------------------------------------------------------------
@@ -295,8 +291,8 @@ def one_warp(role: Node) -> bool:
     small = all(n.op.name in (*ONE_THREAD, "copy_pages") or _elements(n) <= 32 for n in nodes)
     return (
         small
-        and any(n.op.name == "copy_pages" for n in nodes)
-        and not any(n.op.name in ("arrive", "arrive_remote", "named_sync") for n in nodes)
+        and bool(role.blocks[0].find("copy_pages"))
+        and not role.blocks[0].find("arrive", "arrive_remote", "named_sync")
     )
 
 

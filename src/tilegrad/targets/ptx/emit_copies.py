@@ -20,7 +20,16 @@ from ...ir.symbol import Size
 from ...ir.types import Memory
 from ...tile.bounds import divisor_of
 from ...tile.row import memory_of
-from .addresses import PIECE, Exchanged, apart, lead_address, piece_offset, row_offsets, span_of
+from .addresses import (
+    PIECE,
+    Exchanged,
+    Index,
+    apart,
+    lead_address,
+    piece_offset,
+    row_offsets,
+    span_of,
+)
 from .emission import Emission
 from .emit_barriers import barrier_address
 from .program import TensorMap
@@ -65,9 +74,8 @@ def boxes_of(e: Emission, node: Node) -> Boxes:
 
 def collect_maps(e: Emission) -> None:
     """Find the tensor maps that copies need, so that they can be parameters."""
-    for node in e.nodes:
-        if node.op.name in ("copy_async", "copy_store", "copy_multicast", "copy_pages"):
-            boxes_of(e, node)
+    for node in e.body.block.find("copy_async", "copy_store", "copy_multicast", "copy_pages"):
+        boxes_of(e, node)
 
 
 def source_at(e: Emission, boxes: Boxes, at: Sequence[str]) -> str:
@@ -75,7 +83,7 @@ def source_at(e: Emission, boxes: Boxes, at: Sequence[str]) -> str:
     return f"[{e.placed.map_addresses[boxes.map]}, {braced(at[::-1])}]"
 
 
-def box_at(e: Emission, boxes: Boxes, index: Sequence[Node], number: int) -> str:
+def box_at(e: Emission, boxes: Boxes, index: Index, number: int) -> str:
     """The operand of a copy's box of a number along the columns."""
     at = [e.values.index32(i) for i in index]
     if number:
@@ -265,9 +273,7 @@ def own_piece(e: Emission, cover: Cover) -> tuple[str, str]:
     )
 
 
-def pieces_at(
-    e: Emission, place: Node, lead: Sequence[Node], cover: Cover, first: int
-) -> Registers:
+def pieces_at(e: Emission, place: Node, lead: Index, cover: Cover, first: int) -> Registers:
     """Where this thread's pieces lie in a place, from row `first` on."""
     type_ = memory_of(place)
     rows, span, turns = int(type_.shape[-2]), span_of(type_), SWIZZLES[type_.layout] // PIECE
@@ -285,7 +291,7 @@ def pieces_at(
 
 
 def pieces_of(
-    e: Emission, memory: Node, index: Sequence[Node], axes: Sequence[int], cover: Cover
+    e: Emission, memory: Node, index: Index, axes: Sequence[int], cover: Cover
 ) -> Registers:
     """Where this thread's pieces lie in a Memory."""
     type_ = memory_of(memory)
@@ -316,7 +322,7 @@ def summed(
     e: Emission,
     key: tuple[object, ...],
     base: str,
-    index: Sequence[Node],
+    index: Index,
     strides: Sequence[Size],
     size: int,
 ) -> tuple[str, int]:
@@ -355,9 +361,7 @@ def scaled(e: Emission, index: str, stride: Size, size: int) -> str:
     return e.value("mul.lo.s64", part, str(size))
 
 
-def pieces_inside(
-    e: Emission, memory: Node, index: Sequence[Node], node: Node, cover: Cover
-) -> Registers:
+def pieces_inside(e: Emission, memory: Node, index: Index, node: Node, cover: Cover) -> Registers:
     """For each piece a predicate that it lies inside of the Memory; '' where it must."""
     type_ = memory_of(memory)
     (rows, columns), (down, across) = node.attrs["shape"], node.attrs["axes"]
@@ -385,7 +389,7 @@ def pieces_inside(
     return found
 
 
-def fits(e: Emission, type_: Memory, index: Sequence[Node], axis: int, size: int) -> bool:
+def fits(e: Emission, type_: Memory, index: Index, axis: int, size: int) -> bool:
     """Whether a box surely lies inside along an axis."""
     limit = type_.shape[axis]
     low, high = e.bounds.range(index[axis])

@@ -248,40 +248,25 @@ def sort(e: Emission, node: Node) -> None:
     )
     e.shared.sync()
     log_half, half = e.copy("b32", 0), e.copy("b32", 1)
-    head, done, more = e.label("runs"), e.label("sorted"), e.new("pred")
-    e.place(head)
-    e.put("setp.ge.s32", more, half, count)
-    e.put("bra.uni", done, guard=more)
-    last = e.sub(e.shl(half, 1), 1)
-    step(e, node, log_half, count, lambda low: e.xor(low, last))
-    near = e.sub(log_half, 1)
-    nearer, rest, left = e.label("halves"), e.label("next"), e.new("pred")
-    e.place(nearer)
-    e.put("setp.lt.s32", left, near, "0")
-    e.put("bra.uni", rest, guard=left)
-    distance = e.shl("1", near)
-    step(e, node, near, count, lambda low: e.add(low, distance))
-    e.put("sub.s32", near, near, "1")
-    e.put("bra.uni", nearer)
-    e.place(rest)
-    e.put("add.s32", log_half, log_half, "1")
-    e.put("shl.b32", half, half, "1")
-    e.put("bra.uni", head)
-    e.place(done)
+    with e.until(("runs", "sorted"), "bra.uni", "ge.s32", half, count):
+        last = e.sub(e.shl(half, 1), 1)
+        step(e, node, log_half, count, lambda low: e.xor(low, last))
+        near = e.sub(log_half, 1)
+        with e.until(("halves", "next"), "bra.uni", "lt.s32", near, "0"):
+            distance = e.shl("1", near)
+            step(e, node, near, count, lambda low: e.add(low, distance))
+            e.put("sub.s32", near, near, "1")
+        e.put("add.s32", log_half, log_half, "1")
+        e.put("shl.b32", half, half, "1")
 
 
 def each(e: Emission, count: str, function: Callable[[str], None]) -> None:
     """Numbers below a count, spread over the threads."""
     at = e.copy("b32", e.threads.number)
-    head, done, more = e.label("each"), e.label("done"), e.new("pred")
-    e.place(head)
-    e.put("setp.ge.s32", more, at, count)
-    e.put("bra", done, guard=more)
-    with e.memo.inside():
-        function(at)
-    e.put("add.s32", at, at, str(e.threads.count))
-    e.put("bra", head)
-    e.place(done)
+    with e.until(("each", "done"), "bra", "ge.s32", at, count):
+        with e.memo.inside():
+            function(at)
+        e.put("add.s32", at, at, str(e.threads.count))
 
 
 def step(e: Emission, node: Node, shift: str, count: str, partner: Callable[[str], str]) -> None:

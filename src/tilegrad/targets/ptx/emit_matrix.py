@@ -114,9 +114,8 @@ def operands_of(e: Emission) -> dict[Node, Side]:
         "operands",
         lambda: {
             operand: (bool(right), node.attrs["warps"])
-            for node in e.nodes
-            if node.op.name == "matrix_sync"
-            and not apart(node.inputs[0], node.inputs[2], node.attrs["warps"])
+            for node in e.body.block.find("matrix_sync")
+            if not apart(node.inputs[0], node.inputs[2], node.attrs["warps"])
             for right, operand in enumerate(node.inputs[1:])
         },
     )

@@ -16,6 +16,7 @@ from ...core.errors import InternalError
 from ...ir.types import Shape, row_major, unravel
 
 Field = tuple[int, int, int, int]  # shift, width, axis, stride
+Sides = tuple[int, int]  # rows and columns
 MOST_REGISTERS = 1024  # of one Tile in one thread
 
 
@@ -137,7 +138,7 @@ def _merge(fields: Sequence[Field]) -> tuple[Field, ...]:
     return tuple(merged)
 
 
-def _bits(shape: Sequence[int]) -> list[tuple[int, int]]:
+def _bits(shape: Sequence[int]) -> list[Sides]:
     """(axis, stride) of the binary digits of a Tile's coordinates, innermost first.
 
     An axis of odd * 2 ** n elements has n of them.
@@ -149,7 +150,7 @@ def _bits(shape: Sequence[int]) -> list[tuple[int, int]]:
     ]
 
 
-def _assigned(shape: Shape, thread_bits: Sequence[tuple[int, int]], fastest: int = -1) -> Spread:
+def _assigned(shape: Shape, thread_bits: Sequence[Sides], fastest: int = -1) -> Spread:
     """The Spread in which a thread's binary digits are the given ones; all others are registers,
     whose coordinate along the axis `fastest` runs fastest."""
     fields = [(shift, 1, *bit) for shift, bit in enumerate(thread_bits)]
@@ -205,7 +206,7 @@ def lines(shape: Shape, threads: int, axis: int) -> Spread:
     return _assigned(shape, [b for b in bits if b[0] != axis or b[1] >> run][:wanted])
 
 
-def grid(shape: tuple[int, int], threads: int) -> Spread:
+def grid(shape: Sides, threads: int) -> Spread:
     """Rectangles of a matrix: runs of four columns, eight threads of a warp along them; rows of
     one thread stand apart."""
     rows, columns = shape
@@ -223,7 +224,7 @@ def grid(shape: tuple[int, int], threads: int) -> Spread:
     return _assigned(shape, taken)
 
 
-def accumulator(shape: tuple[int, int], warps: int) -> Spread:
+def accumulator(shape: Sides, warps: int) -> Spread:
     """D of wgmma m64nN, its 64 rows over the four warps of a warpgroup; warpgroups take
     further blocks of 64 rows, and rows beyond those go into more registers."""
     rows, columns = shape
@@ -241,25 +242,25 @@ def accumulator(shape: tuple[int, int], warps: int) -> Spread:
     return Spread(shape, tuple(fields), registers)
 
 
-def operand_pairs(shape: tuple[int, int], warps: int) -> Spread:
+def operand_pairs(shape: Sides, warps: int) -> Spread:
     """A of wgmma in registers, as words of two neighbours along k."""
     return _in_words(accumulator((shape[0], 2 * shape[1]), warps), shape)
 
 
-def _in_words(whole: Spread, shape: tuple[int, int]) -> Spread:
+def _in_words(whole: Spread, shape: Sides) -> Spread:
     """Two neighbours along the columns of a Tile as one element."""
     fields = tuple((s, w, a, d // 2 if a else d) for s, w, a, d in whole.fields)
     return Spread(shape, fields, tuple((r, c // 2) for r, c in whole.registers[::2]))
 
 
-def accumulator_80(shape: tuple[int, int], down: int, across: int) -> Spread:
+def accumulator_80(shape: Sides, down: int, across: int) -> Spread:
     """C of mma.m16n8 repeated over a Tile; warps stand in a grid of `down` by `across`."""
     high, wide = shape[0] // down, shape[1] // across
     pieces = [(i, j) for i in range(0, high, 16) for j in range(0, wide, 8)]
     return _of_warps(shape, down, across, (high, wide), 8, pieces)
 
 
-def accumulator_turns(shape: tuple[int, int], down: int, across: int) -> Spread:
+def accumulator_turns(shape: Sides, down: int, across: int) -> Spread:
     """C of mma.m16n8 by warps that take turns, 16 rows down and 16 columns across each, so that
     whole turns are rectangles of the Tile."""
     rows, columns = (range(0, n, 16 * warps) for n, warps in zip(shape, (down, across)))
@@ -268,12 +269,12 @@ def accumulator_turns(shape: tuple[int, int], down: int, across: int) -> Spread:
 
 
 def _of_warps(
-    shape: tuple[int, int],
+    shape: Sides,
     down: int,
     across: int,
-    apart: tuple[int, int],
+    apart: Sides,
     width: int,
-    pieces: list[tuple[int, int]],
+    pieces: list[Sides],
 ) -> Spread:
     """C of mma.m16n8 at some pieces of each warp, whose neighbours stand so far apart."""
     if shape[0] % (16 * down) or shape[1] % (width * across):
@@ -287,12 +288,12 @@ def _of_warps(
     return Spread(shape, tuple(fields), registers)
 
 
-def operand_words(shape: tuple[int, int], down: int) -> Spread:
+def operand_words(shape: Sides, down: int) -> Spread:
     """A of mma.m16n8k16 as words of two neighbours along k; each warp has rows of its own."""
     return _in_words(accumulator_80((shape[0], 2 * shape[1]), down, 1), shape)
 
 
-def operand_rows(shape: tuple[int, int], down: int) -> Spread:
+def operand_rows(shape: Sides, down: int) -> Spread:
     """B of mma.m16n8k16, stored (n, k); each warp has rows of its own."""
     each = shape[0] // down
     fields = ((0, 2, 1, 2), (2, 3, 0, 1), (5, down.bit_length() - 1, 0, each))

@@ -15,6 +15,7 @@ from ...ir.node import Node
 from ...ir.symbol import Size, fold
 from ...ir.types import Shape
 from ...tile.bounds import Bounds, near_angle
+from ...tile.row import constant_of
 from . import rules
 from .division import DIVISIONS
 from .element import cut_pair, uncut
@@ -281,11 +282,9 @@ class Values:
         """A constant to divide by as a literal, so that it becomes a multiplication."""
         found = list(operands)
         if node.op.name in DIVISIONS:
-            divisor = node.inputs[1]
-            while divisor.op.name == "broadcast":
-                divisor = divisor.inputs[0]
-            if divisor.op.name == "constant":
-                found[1] = rules.literal(divisor.attrs["value"], dtype)
+            divisor = constant_of(node.inputs[1])
+            if divisor is not None:
+                found[1] = rules.literal(divisor, dtype)
         return found
 
     def widened(self, nodes: tuple[Node, ...], operands: tuple[str, ...]) -> Registers:

@@ -7,7 +7,8 @@ every line goes through `put`, which the tests hold to the forms that ptxas know
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 KINDS = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%d"}
@@ -144,6 +145,17 @@ class Writer:
     def place(self, label: str) -> None:
         """Put a label here."""
         self.lines.append(f"{label}:")
+
+    @contextmanager
+    def until(self, names: tuple[str, str], jump: str, form: str, a: str, b: str) -> Iterator[None]:
+        """A loop, left at its head where a comparison holds."""
+        (head, done), over = map(self.label, names), self.new("pred")
+        self.place(head)
+        self.put(f"setp.{form}", over, a, b)
+        self.put(jump, done, guard=over)
+        yield
+        self.put(jump, head)
+        self.place(done)
 
     def declarations(self) -> Registers:
         """The `.reg` lines of all registers made."""
