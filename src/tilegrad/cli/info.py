@@ -97,9 +97,10 @@ def describe(
     except UserError as error:
         return record | {"cannot_run": str(error).splitlines()[0]}
     most = min(context or config.context, config.context)
-    needs = needs_of(config, tensors, own, device, kept)
+    wide = unpacked_in(config, tensors, device)
+    needs = needs_of(config, tensors, own, device, kept, wide)
     return record | {
-        "formats": formats_of(tensors, unpacked_in(config, tensors, device)),
+        "formats": formats_of(tensors, wide),
         "architecture": config.family,
         "layers": config.layers,
         "width": config.width,
@@ -140,16 +141,23 @@ def cache_of(opened: Any, wanted: str, own: Any) -> tuple[Any, str]:
     return kept, f"{WORDS[kept]}, scales {scales}"
 
 
-def needs_of(config: Any, tensors: Any, dtype: Any, device: str, cache: Any = None) -> Needs:
-    """Bytes of weights and of the cache: plain weights, keys and values are kept in `dtype`, or
-    keys and values in another one."""
+def needs_of(
+    config: Any,
+    tensors: Any,
+    dtype: Any,
+    device: str,
+    cache: Any = None,
+    unpacked: Collection[str] = (),
+) -> Needs:
+    """Bytes of weights and of the cache: plain weights, keys and values are kept in `dtype`, as are
+    those that are unpacked, or keys and values in another one."""
     from ..core.dtype import dtype_of
     from ..generate.load import dtype_for
 
     kept = dtype_of(dtype) if dtype else dtype_for(tensors, device)
-    whole, read, wide = 0, 0, unpacked_in(config, tensors, device)
+    whole = read = 0
     for name, tensor in tensors.items():
-        stays = tensor.format.quantised and name not in wide
+        stays = tensor.format.quantised and name not in unpacked
         size = tensor.bytes if stays else _elements(tensor) * kept.size
         whole += size
         if name in POSITIONS or (name in EMBEDDINGS and not config.tied):
