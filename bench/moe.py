@@ -6,11 +6,11 @@
     python bench/moe.py --model --format fp8   weights in e4m3 by channel, inputs by token
 
 Random weights, in bf16 or fp8 (but router and head); the router is random too, so that picks are
-about uniform (in the whole model they are drawn), and how many experts are picked is counted. Ours is the model's own layer, jitted and
-bound: one graph of several layers, each with weights of its own. The peer is torch with
-`_grouped_mm` over rows sorted by expert, as a CUDA graph. The limit is the larger of the bytes of
-the picked experts at the read rate and the FLOPs at the sustained rate of the matrix units. Results
-of both sides are compared first.
+about uniform (in the whole model they are drawn), and how many experts are picked is counted. Ours
+is the model's own layer, jitted and bound: one graph of several layers, each with weights of its
+own. The peer is torch with `_grouped_mm` over rows sorted by expert, as a CUDA graph. The limit is
+the larger of the bytes of the picked experts at the read rate and the FLOPs at the sustained rate
+of the matrix units. Results of both sides are compared first.
 """
 
 from __future__ import annotations
