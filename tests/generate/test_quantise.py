@@ -15,6 +15,7 @@ from tilegrad.cli.commands import app
 from tilegrad.core.errors import UserError
 from tilegrad.exchange.folder import read_folder
 from tilegrad.exchange.gguf import read_gguf
+from tilegrad.generate import LLM
 from tilegrad.generate.quantise import Wanted, quantise_model
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps. " * 20
@@ -48,6 +49,10 @@ def test_a_folder_becomes_a_folder(to: str, form: str, folder: Path, tmp_path: P
     most = 0.6 if to == "2:4" else 0.2
     assert all(0 < error < most for _, _, error in report.layers)
     assert report.bytes_after < report.bytes_before
+    assert (
+        len(LLM(tmp_path / "out", context=128, requests=1).generate("the", max_tokens=2).tokens)
+        == 2
+    )
     assert report.perplexity_before is not None and report.perplexity_after is not None
     assert abs(np.log(report.perplexity_after / report.perplexity_before)) < (
         2 if most > 0.5 else 0.35

@@ -48,6 +48,7 @@ def batch(
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
+    quantization: options.Quantization = None,
     kv_cache_dtype: options.KvCacheDType = None,
     threads: options.Threads = None,
     determinism: options.Determinism = None,
@@ -69,6 +70,7 @@ def batch(
         opening = options.given(
             device=device,
             dtype=dtype,
+            quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
             threads=threads,
             context=context,

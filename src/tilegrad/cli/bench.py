@@ -51,6 +51,7 @@ def bench(
     repeats: Repeats = 5,
     device: options.Device = None,
     dtype: options.DType = None,
+    quantization: options.Quantization = None,
     kv_cache_dtype: options.KvCacheDType = None,
     threads: options.Threads = None,
     context: options.Context = None,
@@ -60,7 +61,7 @@ def bench(
     """Measure tokens a second of prompts and of answers, and the share of the memory's speed."""
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads)
-        chosen |= options.given(kv_cache_dtype=kv_cache_dtype)
+        chosen |= options.given(quantization=quantization, kv_cache_dtype=kv_cache_dtype)
         llm = open_llm(model, bars, requests=batch, context=context or prompt + tokens, **chosen)
         if prompt + tokens > context_of(llm):
             raise UserError(

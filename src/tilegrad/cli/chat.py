@@ -52,6 +52,7 @@ def chat(
     stop: options.Stop = None,
     device: options.Device = None,
     dtype: options.DType = None,
+    quantization: options.Quantization = None,
     kv_cache_dtype: options.KvCacheDType = None,
     threads: options.Threads = None,
     context: options.Context = None,
@@ -74,7 +75,7 @@ def chat(
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
         adapters, asked = options.with_lora(lora)
         chosen |= options.speculation(speculate, guesses)
-        chosen |= options.given(kv_cache_dtype=kv_cache_dtype)
+        chosen |= options.given(quantization=quantization, kv_cache_dtype=kv_cache_dtype)
         llm = open_llm(model, bars, requests=1, **chosen, **adapters)
     if not has_template(llm):
         raise UserError(

@@ -25,7 +25,7 @@ def on_chip(device: str | None, chip: str | None, dtype: str | None) -> dict[str
             raise typer.BadParameter(f"--chip is for --device {CHIPS}")
         return {}
     where = device_name(device or CHIPS) if chip is None else opener.open_chip(chip)
-    return {"device": where, "quantise": "int8", "dtype": dtype or "float32"}
+    return {"device": where, "quantization": "int8", "dtype": dtype or "float32"}
 
 
 def chip_table(device: str, prompt: int, answer: int) -> str:

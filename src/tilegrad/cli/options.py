@@ -45,6 +45,16 @@ KvCacheDType = Annotated[
         show_default=False,
     ),
 ]
+Quantization = Annotated[
+    Literal["fp8", "int8"] | None,
+    typer.Option(
+        "--quantization",
+        metavar="FORMAT",
+        help="What plain weights are rounded to as they are loaded, with the inputs of their "
+        "products: fp8 (e4m3 by channel and by token) or int8. By default they stay as they are.",
+        show_default=False,
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Worker threads on the CPU.", show_default=False)
 ]

@@ -51,6 +51,7 @@ def run(
     device: options.Device = None,
     chip: options.Chip = None,
     dtype: options.DType = None,
+    quantization: options.Quantization = None,
     kv_cache_dtype: options.KvCacheDType = None,
     threads: options.Threads = None,
     context: options.Context = None,
@@ -76,17 +77,17 @@ def run(
     )
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
-        chosen |= on_chip(device, chip, dtype)
+        chosen |= options.given(quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+        chosen |= (on := on_chip(device, chip, dtype))
         adapters, asked = options.with_lora(lora)
         chosen |= options.speculation(speculate, guesses)
-        chosen |= options.given(kv_cache_dtype=kv_cache_dtype)
         llm = open_llm(model, bars, requests=1, **chosen, **adapters)
         ids = prompt_ids(llm, text, system and options.words(system), raw)
         pieces = llm.stream(ids, **sampling, **asked)
         answer = Answer(model, pieces, None if as_json else Answers(), llm.tokenizer.ends)
         answer.take(bars)
     answer.finish(stats, len(ids))
-    if "quantise" in chosen:
+    if on:
         status(chip_table(llm.device, len(ids), len(answer.tokens)))
 
 

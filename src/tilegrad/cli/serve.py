@@ -84,6 +84,7 @@ def serve(
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
+    quantization: options.Quantization = None,
     kv_cache_dtype: options.KvCacheDType = None,
     threads: options.Threads = None,
     determinism: options.Determinism = None,
@@ -112,7 +113,7 @@ def serve(
     keys = keys_of(api_key or [], api_key_file)
     engine = options.given(device=device, dtype=dtype, threads=threads, context=context)
     engine |= options.given(determinism=determinism, random_weights=random_weights or None)
-    engine |= options.given(kv_cache_dtype=kv_cache_dtype)
+    engine |= options.given(quantization=quantization, kv_cache_dtype=kv_cache_dtype)
     engine |= options.adapters(lora) | options.speculation(speculate, guesses)
     with Bars() as bars:
         path = found(model, bars)

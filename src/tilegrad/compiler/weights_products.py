@@ -27,7 +27,7 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..graph.unpack import unpacked
 from ..ir.node import Node, topological, users
-from ..ir.rewrite import Log, rebuild, replace
+from ..ir.rewrite import Log, rebuild
 from ..ir.symbol import Size
 from ..ir.types import Array, Tuple
 from ..ir.types import product as product_of
@@ -94,9 +94,17 @@ class Weights:
             build_it = self.builds.get(node)
             made = None if build_it is None else build_it()
             self.done[node] = rebuild(node, self.done) if made is None else made
-        found = [self.done[r] for r in self.results]
-        rest = [n for n in topological(found) if n.op is ops.unpack]
-        return replace(found, {n: self._scratch(n) for n in rest}) if rest else found
+        return self._unpacked([self.done[r] for r in self.results])
+
+    def _unpacked(self, results: list[Node]) -> list[Node]:
+        """Results without an `unpack`: what one reads may come of others (rounded inputs), so Nodes
+        are made anew in order."""
+        made: dict[Node, Node] = {}
+        for node in topological(results):
+            made[node] = rebuild(node, made)
+            if node.op is ops.unpack:
+                made[node] = self._scratch(made[node])
+        return [made[r] for r in results]
 
     # ---- finding ----------------------------------------------------------------------------
 

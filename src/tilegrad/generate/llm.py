@@ -70,7 +70,7 @@ class LLM:
         adapters: Folders | None = None,
         speculate: Any = None,
         guesses: int | None = None,
-        quantise: str | None = None,
+        quantization: str | None = None,
         random_weights: bool = False,
         kv_cache_dtype: str = "auto",
         kv_cache_scales: Any = None,
@@ -85,7 +85,9 @@ class LLM:
         made for) are guessed at most, and verified in one step: "ngram" looks them up in the text
         so far, an LLM, a name or a path is a smaller model with the same words, or an EAGLE head.
         Answers are drawn as without (docs/llm.md).
-        `quantise="int8"` makes linear layers int8, as chips under design take them.
+        With `quantization` plain weights of linear layers and experts are rounded as they are
+        loaded, and what they multiply as it comes: "fp8" (e4m3, by channel and by token), or
+        "int8", as chips under design take them.
         With `random_weights` they are drawn, for measuring: a folder then needs none.
         Keys and values are kept in `kv_cache_dtype`: "fp8" (e4m3), "int8", or "auto", what the
         files ask for, else the model's dtype. `kv_cache_scales` are (layers, 2, key heads), or
@@ -104,15 +106,16 @@ class LLM:
             kv_cache_dtype, kv_cache_scales = made.cache_of(kv_cache_dtype, kv_cache_scales)
             dtype, context, requests = made.dtype, made.context, made.requests
             guesses = made.guesses or None
-        if quantise is not None and (made is not None or adapters):
-            raise UserError("int8 takes plain weights", op="LLM", hint="no bundle, no adapters")
+        if quantization is not None and (made is not None or adapters):
+            text = f"{quantization} takes plain weights"
+            raise UserError(text, op="LLM", hint="no bundle, no adapters")
         loaded = load_model(
             name_or_path if made is None else made.model,
             place,
             dtype,
             tell,
             context,
-            quantise,
+            quantization,
             random_weights,
         )
         self.name, self.path, self.device = os.fspath(name_or_path), loaded.path, place

@@ -19,7 +19,8 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
 from ..core.errors import UserError
-from ..exchange.composed import Composed
+from ..core.format import format_of
+from ..exchange.composed import Composed, Rounded
 from ..exchange.fetch import Progress, open_model
 from ..exchange.folder import ModelFolder, read_table
 from ..exchange.gguf import GgufFile
@@ -27,10 +28,11 @@ from ..exchange.mapped import Stored
 from ..models.decoder.config import DecoderConfig
 from ..models.decoder.eagle import EagleHead
 from ..models.decoder.fields import Fields
-from ..models.decoder.model import Decoder
+from ..models.decoder.model import Decoder, Experts
+from ..models.decoder.names import Names
 from ..models.tokens.absent import NoTokenizer
 from ..models.tokens.tokenizer import Tokenizer
-from ..nn import init
+from ..nn import Linear, init
 from ..quant import quantise_rows
 from ..runtime.buffer import HOST
 from ..runtime.device import device as opened
@@ -41,6 +43,9 @@ from .steps import Tell
 
 MODELOPT = "hf_quant_config.json"  # what ModelOpt writes beside config.json
 COPIED_BYTES = 1 << 20  # at most: their page of the file would hold their neighbours too
+QUANTIZATION = ("fp8", "int8")  # what plain weights may be rounded to as they are loaded
+FP8 = "E4M3_ROW_F32"  # a scale for each row of weights, and for each token
+UNROUNDED = ("router", "shared_gate")  # few bytes, and they choose
 CPU_SHARE, GPU_SHARE = 0.25, 0.85  # of all memory, of what is free: for keys and values
 
 
@@ -70,13 +75,16 @@ def load_model(
     dtype: Any,
     tell: Tell,
     context: int | None = None,
-    quantise: str | None = None,
+    quantization: str | None = None,
     random_weights: bool = False,
 ) -> Loaded:
-    """Open a model, build its decoder on a device and give it its weights, or drawn ones;
-    `quantise="int8"` makes its linear layers int8."""
-    if quantise not in (None, "int8"):
-        raise UserError("no such numbers", op="LLM", expected='"int8" or None', got=repr(quantise))
+    """Open a model, build its decoder on a device and give it its weights, or drawn ones; with
+    `quantization` weights and inputs of linear layers are rounded to "fp8" or "int8"."""
+    if quantization not in (None, *QUANTIZATION):
+        given = repr(quantization)
+        raise UserError("no such quantization", op="LLM", expected=QUANTIZATION, got=given)
+    if quantization == "fp8" and random_weights:
+        raise UserError("fp8 is made of a file's weights", op="LLM", hint="no random weights")
 
     def report(progress: Progress) -> None:
         tell(progress.stage, progress.done, progress.total)
@@ -104,9 +112,12 @@ def load_model(
     else:
         with init.skipped():
             model = Decoder(config, wanted).requires_grad_(False).eval()
-        model.load(Weights(files.tensors, wanted, tell), keep="quantised", device=device)
+        tensors = files.tensors
+        if quantization == "fp8":
+            tensors = {**tensors, **in_fp8(model, config, tensors)}
+        model.load(Weights(tensors, wanted, tell), keep="quantised", device=device)
         size = sum(stored.bytes for stored in files.tensors.values())
-    if quantise is not None:
+    if quantization == "int8":
         quantise_rows(model)
     if device != HOST:
         model.to(device=device)
@@ -114,6 +125,38 @@ def load_model(
         if device != HOST or stored.format.quantised or stored.bytes <= COPIED_BYTES:
             stored.drop()
     return Loaded(files.path, model, tokenizer, defaults, size, cache_facts(files))
+
+
+def in_fp8(
+    model: Decoder, config: DecoderConfig, tensors: Mapping[str, Stored | Composed]
+) -> dict[str, Composed]:
+    """The weights of a file that a decoder's blocks multiply by, as fp8 made when they are read.
+    Those that lie transposed stay as they are."""
+    names, form, found = Names(config, tensors), format_of(FP8), {}
+    wanted = []
+    for path, module in model.named_modules():
+        if isinstance(module, Linear) and path.rpartition(".")[2] not in UNROUNDED:
+            wanted += [f"{path}.weight"] if path.startswith("blocks.") else []
+        elif isinstance(module, Experts):
+            wanted += [f"{path}.{part}" for part in ("gate", "up", "down")]
+    for source in map(names.pick, wanted):
+        if source is None or source.transposed:
+            continue
+        for name in names.given_names(source):
+            plain = tensors[name]
+            if not isinstance(plain, Stored) or plain.format.quantised:
+                raise UserError(
+                    "fp8 is made of plain weights",
+                    op="LLM(quantization=...)",
+                    expected="a model that is not quantised",
+                    got=f"{name} in {plain.format}",
+                )
+
+            def packed(plain: Stored = plain) -> np.ndarray[Any, Any]:
+                return form.pack(np.asarray(plain.array(), np.float32))
+
+            found[name] = Composed(name, plain.shape, form, (plain,), packed, input=Rounded(FP8))
+    return found
 
 
 def _drawn(config: DecoderConfig, dtype: DType, device: str, tell: Tell) -> Decoder:
