@@ -17,6 +17,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # ms a step, on the same kind of GPU
 VLLM_FP8 = {1: 3.5, 8: 3.87, 32: 5.47, 128: 9.24}  # the same, weights in fp8
+PRODUCTS = (
+    ("gemm-sparse", "products of fp8 with 2:4 weights beside our dense ones", 2048),
+    ("gemm-block", "products of fp8 in blocks, sums promoted, beside torch's", 512),
+)
 PAGE = ROOT / "docs" / "results.md"
 HEAD = """# Results
 
@@ -215,17 +219,27 @@ def llm_table(record: dict[str, Any]) -> list[str]:
             f"- prefill of 8 x 1024 tokens: {prefill['tokens_per_second']:.0f} tokens/s "
             "(vLLM 0.24: 43,100)",
         ]
-    experts = newest("moe")
-    if experts and experts["model"] and experts["layers"] == 48:
+    for experts in filter(None, map(newest, ("moe", "moe-fp8"))):
+        if not (experts["model"] and experts["layers"] == 48):
+            continue
         steps = ", ".join(
             f"{r['requests']} {r['ms']:.2f} ms (limit {r['limit_ms']:.2f})"
             for r in experts["rows"]
             if "requests" in r
         )
         lines.append(
-            f"- a decode step of Qwen3-30B-A3B's shape in bf16 by requests, picks about uniform "
-            f"(commit {experts['commit']}): {steps}"
+            f"- a decode step of Qwen3-30B-A3B's shape in {experts.get('format', 'bf16')} by requests, "
+            f"picks about uniform (commit {experts['commit']}): {steps}"
         )
+    for kind, what, least in PRODUCTS:
+        if found := newest(kind):
+            rows = [r for r in found["rows"] if r["m"] >= least and r["ratio"]]
+            rows = [r for r in rows if "float8" in r.get("dtype", "float8")]
+            mean = statistics.geometric_mean(r["ratio"] for r in rows)
+            lines.append(
+                f"- {what}, from {least:,} tokens (commit {found['commit']}): {mean:.2f}x, "
+                f"{min(r['ratio'] for r in rows):.2f}x to {max(r['ratio'] for r in rows):.2f}x"
+            )
     if start:
         cold, warm = (start[name]["total"] for name in ("cold", "warm"))
         lines.append(
