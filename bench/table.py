@@ -228,8 +228,8 @@ def llm_table(record: dict[str, Any]) -> list[str]:
             if "requests" in r
         )
         lines.append(
-            f"- a decode step of Qwen3-30B-A3B's shape in {experts.get('format', 'bf16')} by requests,"
-            f" picks about uniform (commit {experts['commit']}): {steps}"
+            f"- a decode step of Qwen3-30B-A3B's shape in {experts.get('format', 'bf16')} "
+            f"by requests, picks about uniform (commit {experts['commit']}): {steps}"
         )
     for kind, what, least in PRODUCTS:
         if found := newest(kind):
