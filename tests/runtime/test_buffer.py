@@ -182,6 +182,7 @@ def test_many_threads():
 
 
 def test_cycles_collected_inside_the_pool_do_not_deadlock():
+    gc.collect()
     before = memory_in_use()
     gc.set_threshold(1)
     try:
@@ -192,7 +193,7 @@ def test_cycles_collected_inside_the_pool_do_not_deadlock():
         gc.set_threshold(700, 10, 10)
     del cycle
     gc.collect()
-    assert memory_in_use() == before
+    assert memory_in_use() <= before  # less where what others left was collected too
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

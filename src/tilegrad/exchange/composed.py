@@ -3,7 +3,8 @@
 A `Composed` stands where a `Stored` would: rows of one Format, made from the file's tensors when
 they are asked for, so that pages of the file are read once and dropped. Where no bit is lost, a
 Format is chosen that kernels read: symmetric codes of 4 and 8 bits whose scales fit float16 are
-Q4_0 and Q8_0 with a scale repeated, powers of two with E2M1 are MXFP4.
+Q4_0 and Q8_0 with a scale repeated, codes of 4 bits with zero points Q4_Z, and powers of two with
+E2M1 are MXFP4.
 Invariant: values are those of the file's own formula, bit for bit.
 """
 

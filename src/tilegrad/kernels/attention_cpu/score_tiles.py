@@ -31,7 +31,7 @@ from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from ..attention.shape import AttentionShape, Parameters, memories, parameters
-from ..attention.softmax import finished, finite, log_sums, times
+from ..attention.softmax import LN2, finite, times
 from .engine import PAIR, TILE, CpuPlan, Product, Vectors, engine_of, up
 from .source import Source, below
 
@@ -109,10 +109,18 @@ class BodyWriter:
         return tile.bitcast(tile.bitcast(total, int32) + exponent, float32)
 
     def ended(self, most: Any, total: Any, begun: Any | None) -> tuple[Any, Any]:
-        """What sums over values are multiplied by, and the log-sum-exp of rows; their sums began
-        with an exponent of 2, if one is given."""
-        over, total, most = finished(total, most, begun, 1.0, self.power, lambda x: 1.0 / x)
-        return over, log_sums(total, most)
+        """What sums over values are multiplied by (0 where nothing was seen), and the log-sum-exp
+        of rows; their sums began with an exponent of 2, if one is given. Where all scores are one
+        that is far below 0, `power` gives any number, but one for all: a sum may be negative."""
+        shrink: Any = 1.0
+        if begun is not None:
+            before, most = most, greater(begun, most)
+            base = finite(most)
+            shrink = self.power(before - base)
+            total = tile.multiply_add(total, shrink, self.power(begun - base))
+        none = total == 0.0
+        sums = tile.where(none, -tile.INF, most + tile.log2(total)) * LN2
+        return tile.where(none, 0.0, shrink / total), sums
 
 
 class Scored(BodyWriter):
