@@ -19,7 +19,7 @@ def test_a_chip_is_a_device_with_int8() -> None:
     found = on_chip("npu", "edge", None)
     assert found == {
         "device": tg.device("npu", chip="edge"),
-        "quantise": "int8",
+        "quantization": "int8",
         "dtype": "float32",
     }
     assert on_chip("npu", None, "bfloat16")["dtype"] == "bfloat16"
