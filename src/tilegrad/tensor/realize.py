@@ -119,10 +119,11 @@ def _extremes_to_recompute(order: Sequence[Node], known: Callable[[Node], bool])
     for node in order:
         if node.op is ops.equal and not known(node):
             for side in node.inputs:
-                while not known(side) and (side.op.category == "movement" or side.op is ops.gather):
-                    side = side.inputs[0]
-                if known(side) and _is_extreme(side) and not all(map(known, side.inputs)):
-                    found.add(side)
+                path = [side]  # what is known may be the extreme, or that with its axes kept
+                while path[-1].op.category == "movement" or path[-1].op is ops.gather:
+                    path.append(path[-1].inputs[0])
+                if _is_extreme(path[-1]) and not all(map(known, path[-1].inputs)):
+                    found.update(filter(known, path))
     return found
 
 
