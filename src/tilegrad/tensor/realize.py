@@ -115,7 +115,7 @@ def _extremes_to_recompute(order: Sequence[Node], known: Callable[[Node], bool])
     A derivative asks which operand equals the extreme. Another Graph may round the operands
     otherwise, and then none does; so the extreme is computed anew beside them.
     """
-    found = set()
+    found: set[Node] = set()
     for node in order:
         if node.op is ops.equal and not known(node):
             for side in node.inputs:
