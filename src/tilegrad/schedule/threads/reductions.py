@@ -276,8 +276,8 @@ class Columns(Reductions, ThreadPart):
 
         fresh = self.sums.starts(reduces, self.tile_shape())
         values = list(fresh)
-        for _, *some in self.over_lines(blocked(reduces), fresh, 1, (start, middle), values):
-            for i in b.each("column", *some, deep, values, 2):
+        for _, first, last in self.over_lines(blocked(reduces), fresh, 1, (start, middle), values):
+            for i in b.each("column", first, last, deep, values, 2):
                 values[:] = take(i, i + deep, values)
         if modulo(span, deep) != 0:
             for i in b.each("rest", middle, stop, deep, values):
