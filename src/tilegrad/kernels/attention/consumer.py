@@ -147,17 +147,17 @@ class ConsumerRows:
         """Results on their way out, piece by piece."""
         k, plan, holes = self.k, self.plan, self.work.holes
         wide, pieces = plan.staged or k.value_width, plan.together if plan.staged else 1
-        staged = [k.staged[self.own, i] for i in range(pieces)] if plan.staged else []
+        through = k.staged[self.own] if plan.staged else k.queries[self.stage]
+        staged = [through[i if plan.staged else self.own] for i in range(pieces)]
         for first in range(0, k.value_width, wide * pieces):
             if plan.staged:
                 tile.wait_copies(0)
-            places = staged or [k.queries[self.stage, self.own]]
             starts = range(first, first + wide * pieces, wide)
-            for place, start in zip(places, starts):
+            for place, start in zip(staged, starts):
                 tile.write(place, result[:, start : start + wide])
             tile.fence("async")
             tile.named_sync(k.halves + self.own, 128)
-            for place, start in zip(places, starts):
+            for place, start in zip(staged, starts):
                 tile.copy_store(holes.tokens("out", self.row, place.shape, start), place)
             tile.commit_copies()
         if not plan.staged:

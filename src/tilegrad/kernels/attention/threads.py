@@ -244,13 +244,13 @@ class ThreadBlocks:
             tile.load_operand(below, place.T, DEPTH * number)
             tile.matrix_sync(total, left, below, (self.plan.warps, 1))
 
-    def leave(self, names: Sequence[str], places: Any, totals: Any, factors: Any) -> None:
-        """Results go out through places: totals times factors."""
+    def leave(self, names: Sequence[str], staged: Any, totals: Any, factors: Any) -> None:
+        """Results go out through staged places: totals times factors."""
         self.meet()
-        for place, total, factor in zip(places, totals, factors):
+        for place, total, factor in zip(staged, totals, factors):
             tile.write(place, tile.cast(tile.read(total) * factor, self.x.dtype))
         tile.named_sync(0, 32 * self.plan.warps)
-        for name, place in zip(names, places):
+        for name, place in zip(names, staged):
             tile.store_threads(self.holes.tokens(name, self.first, place.shape), place)
 
 
