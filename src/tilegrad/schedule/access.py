@@ -31,6 +31,7 @@ from ..ir.types import product, row_major
 
 Index = tuple[Size, ...]
 Place = tuple[Node, Index]  # a value at an index
+Readers = dict[Node, list[Node]]  # of each Node
 Loaded = Callable[[Node], Size]  # the index that a loaded scalar is
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")  # ops that read at their own index
 
@@ -210,7 +211,7 @@ def base_of(node: Node, values: Container[Node] = (), passing: Container[Op] = M
 
 
 def readers_through(
-    node: Node, readers: Mapping[Node, Sequence[Node]], passing: Container[Op] = MOVEMENT
+    node: Node, readers: Readers, passing: Container[Op] = MOVEMENT
 ) -> Iterator[Node]:
     """What reads a Node, and what reads it through movement, or other ops of one input."""
     stack = list(readers.get(node, ()))

@@ -40,7 +40,7 @@ class Refused(Exception):
 
 def bounds(dtype: DType) -> Range:
     """The least and the largest integer of a DType."""
-    return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+    return int(dtype.lowest), int(dtype.highest)
 
 
 def takes_product(node: Node, target: Target) -> str:

@@ -27,7 +27,7 @@ from ..ir.symbol import high
 from ..ir.types import Array, Memory
 from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
-from .family import Bodies, Family, Made, Offer, roofline
+from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .region import Region
 
 BACKWARD = ("q", "k", "v", "dout", "lse", "delta")  # what a backward takes before the extras
@@ -55,7 +55,7 @@ class AttentionFamily(Family):
         found = self.kernels(node, shape, target)
         return found if isinstance(found, str) else ""
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region, target: Target) -> Offers:
         """The kernels of the library, by the roofline."""
         return self.why_not(region.anchor, target) or [Offer(roofline(region, target))]
 

@@ -15,7 +15,7 @@ from ..graph import ops
 from ..ir.node import Node, needs, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
-from .access import MOVEMENT, readers_through
+from .access import MOVEMENT, Readers, readers_through
 from .cost import DEPTH, NODES, READS, Extents, least_held
 from .families import KINDS, families_of
 from .region import (
@@ -62,7 +62,7 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node], has_thread
     return extents
 
 
-def _is_value(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> bool:
+def _is_value(node: Node, readers: Readers, values: set[Node]) -> bool:
     if node.op not in INLINE or has_many_parts(node):
         return True
     if node.op in MOVEMENT or node.op in (ops.constant, ops.iota, ops.size):
@@ -80,7 +80,7 @@ def _store_below(node: Node, values: set[Node]) -> None:
     values.add(node)
 
 
-def _wanted(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> bool:
+def _wanted(node: Node, readers: Readers, values: set[Node]) -> bool:
     """Whether an elementwise Node should be a value: read by many, or repeated."""
     through = set(readers_through(node, readers))
     repeated = any(r.op in (ops.expand, ops.windows) for r in through)

@@ -31,7 +31,7 @@ from ..tile.callee import KernelCallee
 from .access import base_of
 from .chosen import Chosen, Surroundings, roofline_of
 from .families import threads_units
-from .family import Offer
+from .family import Offer, Offers
 
 OTHER_SUMS = "at the level invariant: its sums are not those of single tokens"
 CUT_KEYS = "at the level invariant: keys are cut by who else is there"
@@ -83,7 +83,7 @@ class Attention(Chosen):
         """Why the Family does not take this, or what writes the calls of its kernels."""
         raise InternalError("schedule.paged", f"{self.name} has no kernel")
 
-    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
         """The one Plan, or why there is none."""
         found = self.kernels(node, shape_of(node), target)
         return found if isinstance(found, str) else [Offer(seconds_of(node, target))]
@@ -231,7 +231,7 @@ class PortableAttention(Attention):
 class AppendAttend(Chosen):
     """An append with the attention of single tokens that follows it, in one launch."""
 
-    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
         """The Plan for few keys, or why there is none."""
         if invariant():
             return CUT_KEYS

@@ -114,6 +114,10 @@ class OfMatrices(Problem):
         """Where a is read."""
         return m, k
 
+    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
+        """Where b is read."""
+        return n, k
+
     def result_index(self, batch: Size, m: Size, n: Size) -> Index:
         """The index of an element of the result."""
         return m, n
@@ -184,31 +188,17 @@ class Grouped(OfMatrices):
         return grid, at, row, modulo(p, across) * columns
 
 
-class Sparse(OfMatrices):
-    """One product with weights of which two of every four are kept: b is spread out."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.a = self.source = node.inputs[0]
-        self.b = weights_of(node)
-        self.sizes = (1, *self.a.shape, node.shape[1])
-
-    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
-        """Where b is read."""
-        return n, k
-
-
-class Blocks(OfMatrices):
-    """One product of codes with a scale for each block: what kernels of others read is unpacked."""
+class Unpacked(OfMatrices):
+    """One product of codes with a scale for each block, which are unpacked for other kernels, or
+    with weights of which two of every four are kept, which are spread out."""
 
     def __init__(self, node: Node) -> None:
         self.node, self.source = node, node.inputs[0]
-        self.a, self.b = (operand_of(node, side) for side in range(2))
+        if node.op is ops.sparse_dot:
+            self.a, self.b = self.source, weights_of(node)
+        else:
+            self.a, self.b = (operand_of(node, side) for side in range(2))
         self.sizes = (1, *self.a.shape, node.shape[1])
-
-    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
-        """Where b is read."""
-        return n, k
 
 
 def breaks_of_groups(node: Node, *rows: int) -> list[tuple[Size, int]]:
@@ -227,8 +217,9 @@ def breaks_of_groups(node: Node, *rows: int) -> list[tuple[Size, int]]:
 
 def problem_of(node: Node) -> Problem:
     """The problem of a dot, of a grouped one, or of one with sparse weights or scales of blocks."""
-    kinds = {ops.grouped_dot: Grouped, ops.sparse_dot: Sparse, ops.block_dot: Blocks}
-    return kinds.get(node.op, Problem)(node)
+    if node.op is ops.grouped_dot:
+        return Grouped(node)
+    return (Problem if node.op is ops.dot else Unpacked)(node)
 
 
 def stride_of(e: Evaluator, node: Node, index: Index, atom: Size) -> Size | None:

@@ -27,7 +27,7 @@ from ..ir.node import Node, Op, topological, users, walk
 from ..ir.symbol import high
 from ..ir.types import Array, product
 from ..kernels.matmul.matvec import warps_of
-from .access import ELEMENTWISE, MOVEMENT, base_of, readers_through
+from .access import ELEMENTWISE, MOVEMENT, Readers, base_of, readers_through
 from .cost import bytes_moved
 from .lowering import Lowering
 from .region import INLINE, cost, joins, leaves_of
@@ -83,7 +83,7 @@ def hand_over(lowering: Lowering) -> None:
 
 
 def _until_products(
-    node: Node, readers: dict[Node, list[Node]], given: set[Node]
+    node: Node, readers: Readers, given: set[Node]
 ) -> tuple[set[Node], set[Node]] | None:
     """What follows from a whole sum before products are multiplied by it, and those; None where
     anything else reads it."""
@@ -103,7 +103,7 @@ def _until_products(
     return (found, scaled) if all(map(follows, found)) and found.isdisjoint(given) else None
 
 
-def _rounded(node: Node, readers: dict[Node, list[Node]]) -> Node:
+def _rounded(node: Node, readers: Readers) -> Node:
     """The value that what follows from a product is stored as: rounded, where all want it so."""
     found = readers.get(node, [])
     while len(found) == 1 and found[0].op is ops.multiply:  # by another factor
@@ -131,7 +131,7 @@ def streams(dot: Node) -> bool:
     return whole and high(n) % 8 == 0 and warps_of(high(k)) > 0
 
 
-def _recomputed_by_all(node: Node, readers: dict[Node, list[Node]], given: set[Node]) -> bool:
+def _recomputed_by_all(node: Node, readers: Readers, given: set[Node]) -> bool:
     """Whether a row is better computed by every program than stored: products alone read it."""
     made = node.op is ops.cast and node.inputs[0].op is ops.multiply and node not in given
     return made and all(r.op is ops.dot for r in readers.get(node, ()))
@@ -172,7 +172,7 @@ def _is_made(node: Node, values: set[Node]) -> bool:
     return node.op.category == "dot" and node in values
 
 
-def _many(node: Node, readers: dict[Node, list[Node]]) -> bool:
+def _many(node: Node, readers: Readers) -> bool:
     """Whether values of full size are read more than once, casts aside."""
     size = high(product(node.shape))
     found = [r for r in readers_through(node, readers, MOVED) if r.op not in MOVED]
@@ -202,7 +202,7 @@ def recompute_cheap(lowering: Lowering) -> None:
 
 
 def _is_recomputed(
-    node: Node, readers: dict[Node, list[Node]], values: set[Node], arguments: Sequence[Node]
+    node: Node, readers: Readers, values: set[Node], arguments: Sequence[Node]
 ) -> bool:
     """Whether a value is better computed by each of its readers."""
     if node.op not in INLINE or node.op in KEPT:
@@ -217,9 +217,7 @@ def _is_recomputed(
     return high(bytes_moved(read)) <= high(bytes_moved([node])) * 5 / 4
 
 
-def _is_index(
-    node: Node, readers: dict[Node, list[Node]], values: set[Node], arguments: set[Node]
-) -> bool:
+def _is_index(node: Node, readers: Readers, values: set[Node], arguments: set[Node]) -> bool:
     """Whether a value is a short line of places that little is done to, given from outside."""
     if not node.dtype.is_integer or high(product(node.shape)) > SHORT or cost(node, values) > 6:
         return False

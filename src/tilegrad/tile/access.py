@@ -83,9 +83,7 @@ class Place:
     """A place or a parameter of one program, as boxes."""
 
     def __init__(self, node: Node, shape: Shape) -> None:
-        type_ = memory_of(node)
-        self.node, self.shape, self.scope = node, shape, type_.scope
-        self.use = type_.use
+        self.node, self.shape, self.scope = node, shape, memory_of(node).scope
         self.regions: dict[Any, Region] = {}
         self.mask: np.ndarray[Any, Any] | None = None
 

@@ -135,10 +135,7 @@ def divisor_of(size: Size) -> int:
 
 def of_dtype(node: Node) -> Range:
     """What an integer of a dtype can be."""
-    bits, kind = node.dtype.bits, node.dtype.kind
-    if kind == "uint":
-        return (0, (1 << bits) - 1)
-    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    return int(node.dtype.lowest), int(node.dtype.highest)
 
 
 def node_range(node: Node, known: Mapping[Node, Range], grid: Sequence[Size]) -> Range:

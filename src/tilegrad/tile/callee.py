@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -202,7 +203,7 @@ ATTRIBUTE_PARSERS["kernel"] = parse_callee
 # ---- batches ------------------------------------------------------------------------------------
 
 
-INDEXED = {"load": 1, "store": 2, "matrix_load": 1, "matrix_store": 2}  # first index input
+INDEXED = {"load": 1, "store": 2, "matrix_load": 1, "matrix_store": 2, "prefetch": 1}  # first index
 OFFSET = {"gather": 1, "scatter": 2, "atomic_add": 2}  # input with linear offsets
 
 
@@ -211,60 +212,42 @@ def batched_launches(launches: Launches, flags: Sequence[bool], size: Size) -> L
     found = []
     for body, roles in launches:
         own = [kind == "store" or flags[place] for kind, place in roles]
-        found.append((_Batcher(body, own, size).run(), roles))
+        found.append((_batched(body, own, size), roles))
     return tuple(found)
 
 
-class _Batcher:
-    def __init__(self, body: Body, flags: Sequence[bool], size: Size) -> None:
-        self.body, self.size = body, size
-        given = [
-            (p.attrs["name"], _with_batch(p.type, size) if on else p.type)
-            for p, on in zip(body.parameters, flags)
-        ]
-        self.b = BodyBuilder(body.name, given)  # type: ignore[arg-type]
-        self.batched = {p for p, on in zip(body.parameters, flags) if on}
+def _batched(body: Body, flags: Sequence[bool], size: Size) -> Body:
+    """A Body over a batch: each program's number leads the index of batched Memories."""
+    pairs = list(zip(body.parameters, flags))
+    given = [(p.attrs["name"], _with_batch(p.type, size) if on else p.type) for p, on in pairs]
+    b = BodyBuilder(body.name, given)  # type: ignore[arg-type]
+    batched, number = {p for p, on in pairs if on}, b.add(ops.program(axis=0))
 
-    def run(self) -> Body:
-        self.number = self.b.add(ops.program(axis=0))
-        copy_block(self.b, self.body.block, self.b.parameters, self.node)
-        return self.b.finish((self.size, *self.body.grid), **self.body.notes)
-
-    def node(self, b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    def moved(_: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
         """An op that says which program it is of, or touches a batched Memory."""
-        attrs = dict(node.attrs)
+        name, attrs = node.op.name, dict(node.attrs)
         if node.op is ops.program:
             attrs["axis"] += 1
-        elif node.inputs and node.inputs[0] in self.batched:
-            inputs, attrs = self.memory(node, inputs, attrs)
-        else:
+        elif not node.inputs or node.inputs[0] not in batched:
             return None
-        return node.op.make(inputs, attrs, location=node.location)
-
-    def memory(
-        self, node: Node, inputs: tuple[Node, ...], attrs: dict[str, Any]
-    ) -> tuple[tuple[Node, ...], dict[str, Any]]:
-        """An op on a batched Memory: this program's number leads its index."""
-        name = node.op.name
-        if name in INDEXED:
-            first = INDEXED[name]
+        elif name in INDEXED:
             if "axes" in attrs:
                 attrs["axes"] = tuple(a + 1 for a in attrs["axes"])
-            return (*inputs[:first], self.number, *inputs[first:]), attrs
-        if name in OFFSET:
-            place = OFFSET[name]
-            type_ = memory_of(node.inputs[0])
-            stride = self.b.index(product(type_.shape))
-            start = self.b.apply("multiply", self.number, stride)
-            moved = self.b.apply("add", inputs[place], start)
-            return (*inputs[:place], moved, *inputs[place + 1 :]), attrs
-        if name == "prefetch":
-            return (inputs[0], self.number, *inputs[1:]), attrs
-        raise InternalError("tile.callee", f"no batch of {node.op}")
+            inputs = (*inputs[: INDEXED[name]], number, *inputs[INDEXED[name] :])
+        elif name in OFFSET:
+            place, stride = OFFSET[name], b.index(product(memory_of(node.inputs[0]).shape))
+            start = b.apply("multiply", number, stride)
+            inputs = (*inputs[:place], b.apply("add", inputs[place], start), *inputs[place + 1 :])
+        else:
+            raise InternalError("tile.callee", f"no batch of {node.op}")
+        return node.op.make(inputs, attrs, location=node.location)
+
+    copy_block(b, body.block, b.parameters, moved)
+    return b.finish((size, *body.grid), **body.notes)
 
 
 def _with_batch(type_: Any, size: Size) -> Memory:
     strides = type_.strides
     if strides is not None:
         strides = (product(type_.shape), *strides)
-    return Memory((size, *type_.shape), type_.dtype, type_.scope, type_.use, strides, type_.layout)
+    return replace(type_, shape=(size, *type_.shape), strides=strides)

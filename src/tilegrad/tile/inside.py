@@ -189,15 +189,17 @@ def _plain(node: Node) -> Node:
     return node
 
 
-def _conditions(mask: Node | None) -> Iterator[Node]:
-    """The comparisons that all hold where a mask does."""
-    stack = [] if mask is None else [mask]
+def _conditions(mask: Node | None) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+    """The comparisons that all hold where a mask does, and what moves each to where it is one."""
+    stack: list[tuple[Node, tuple[Node, ...]]] = [] if mask is None else [(mask, ())]
     while stack:
-        one = _plain(stack.pop())
+        one, around = stack.pop()
         if one.op.name == "bit_and":
-            stack += one.inputs
+            stack += [(i, around) for i in one.inputs]
+        elif one.op.name in ("broadcast", "reshape"):
+            stack.append((one.inputs[0], (*around, one)))
         else:
-            yield one
+            yield one, around
 
 
 def _bound(t: Tracer, node: Node, least: bool) -> Size:
@@ -212,8 +214,9 @@ def proved(t: Tracer, offset: Node, count: Size, mask: Node | None) -> tuple[boo
     least, most = range_at(t, offset)
     below, above = least >= 0, low(count) > most
     own = _plain(offset)
-    for test in _conditions(mask):
-        if test.op.name not in ("less", "less_equal"):
+    for test, around in _conditions(mask):
+        turned = any(n.op.name == "reshape" for n in around)
+        if turned or test.op.name not in ("less", "less_equal"):
             continue
         strict, (a, b) = test.op.name == "less", test.inputs
         if _plain(a) is own:
@@ -428,20 +431,8 @@ def _counts(v: Lines, axis: int | None) -> bool:
 def _tests(t: Tracer, mask: Node | None) -> tuple[list[tuple[Lines, Size]], int]:
     """The comparisons (coordinate, limit) that a mask is made of, as wide as it is; and how many
     other conditions it has."""
-    found: list[tuple[Lines, Size]] = []
-    others = 0
-    stack: list[tuple[Node, tuple[Node, ...]]] = [] if mask is None else [(mask, ())]
-    while stack:
-        one, around = stack.pop()
-        if one.op.name == "bit_and":
-            stack += [(i, around) for i in one.inputs]
-        elif one.op.name in ("broadcast", "reshape"):
-            stack.append((one.inputs[0], (*around, one)))
-        else:
-            test = _test(t, one, around)
-            others += test is None
-            found += [] if test is None else [test]
-    return found, others
+    found = [_test(t, *condition) for condition in _conditions(mask)]
+    return [test for test in found if test is not None], found.count(None)
 
 
 def _test(t: Tracer, test: Node, around: Sequence[Node]) -> tuple[Lines, Size] | None:

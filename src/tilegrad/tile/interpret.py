@@ -108,18 +108,7 @@ class Storage:
 
     def offsets(self, index: Sequence[int], shape: Shape, axes: Shape) -> Any:
         """Element offsets of a tile at an index, and where they are inside of the shape."""
-        offset = np.zeros(shape, np.int64)
-        inside = np.ones(shape, np.bool_)
-        for axis, (start, size, stride) in enumerate(zip(index, self.shape, self.strides)):
-            position = np.full(shape, start, np.int64)
-            for tile_axis, along in enumerate(axes):
-                if along == axis:
-                    steps = np.arange(shape[tile_axis], dtype=np.int64)
-                    tail = (1,) * (len(shape) - tile_axis - 1)
-                    position = position + steps.reshape((-1, *tail))
-            inside &= (position >= 0) & (position < size)
-            offset += position * stride
-        return offset, inside
+        return numeric.box(index, shape, axes, self.shape, self.strides)
 
     def elements(
         self, touch: Touch, values: Mapping[Node, Any], node: Node | None = None

@@ -20,20 +20,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, accumulator, dtype_of, promote
 from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserError, user_location
 from ..ir.node import Node, Op
-from ..ir.symbol import Expr, Size, high, low, maximum, minimum
+from ..ir.symbol import Size, high, low
 from ..ir.symbol import ceil_divide as ceil_divide_sizes
 from ..ir.types import Shape, Tile
 from . import ops, placed
 from .arithmetic import broadcast as broadcast_tile
 from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
 from .inside import bounded, offsets_within, within
-from .trace import Range, Rows, make_range, tracer
+from .trace import Range, Rows, tracer
 from .value import (
     ABOVE,
     FAR,
@@ -46,6 +47,7 @@ from .value import (
     index_of,
     named,
     number,
+    operate,
     size_of,
     tile_of,
 )
@@ -163,7 +165,12 @@ def range_(*ends: Any, unroll: int = 1, bounds: tuple[int, int] | None = None) -
     Ends may be symbolic or loaded. `bounds` are the least and the most that the index is, where the
     kernel knows more than the ends say.
     """
-    return make_range(*ends, unroll=unroll, bounds=bounds)
+    if not 1 <= len(ends) <= 3:
+        raise UserError("wrong number of bounds", expected="1, 2 or 3", got=len(ends))
+    lower, upper, step = (0, *ends, 1) if len(ends) == 1 else (*ends, 1)[:3]
+    if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+        raise UserError("the step is not a positive integer", got=repr(step))
+    return Range(size_of(lower, "bound"), size_of(upper, "bound"), step, unroll, bounds=bounds)
 
 
 def range_n(size: Any, block: int) -> Range:
@@ -172,7 +179,7 @@ def range_n(size: Any, block: int) -> Range:
     if isinstance(size, (tuple, list)):
         size = size[-2]
     count = static(block, "block")
-    return make_range(0, size, count, block=count)
+    return replace(range_(0, size, count), block=count)
 
 
 def static(value: Any, what: str) -> int:
@@ -240,20 +247,6 @@ def hole(name: str, shape: Any, *inputs: Any, dtype: Any = dtypes.float32) -> Ti
     given = [tile_of(i).node for i in inputs]
     type_ = Tile(static_shape(shape), dtype_of(dtype))
     return TileValue(_do(ops.hole, *given, name=name, type=type_))
-
-
-def _extreme(name: str, of_sizes: Callable[[Size, Size], Size], text: str) -> Any:
-    def apply(a: Any, b: Any) -> Any:
-        if all(isinstance(x, (int, Index, Expr)) and not isinstance(x, bool) for x in (a, b)):
-            return index_of(of_sizes(size_of(a, name), size_of(b, name)))
-        return elementwise(name, a, b)
-
-    apply.__name__, apply.__doc__ = name, text
-    return apply
-
-
-maximum_ = _extreme("maximum", maximum, "The larger of two, element by element; of sizes, a size.")
-minimum_ = _extreme("minimum", minimum, "The smaller of two, element by element; of sizes, a size.")
 
 
 def ceil_divide(a: Any, b: Any) -> Any:
@@ -436,12 +429,14 @@ def _applied(name: str, text: str, numbers: Callable[..., float] | None = None) 
     def apply(*values: Any) -> Any:
         if numbers is not None and all(isinstance(v, (int, float)) for v in values):
             return numbers(*values)
-        return elementwise(name, *values)
+        return operate(name, *values)
 
     apply.__name__, apply.__doc__ = name, text
     return apply
 
 
+maximum_ = _applied("maximum", "The larger of two, element by element; of sizes, a size.")
+minimum_ = _applied("minimum", "The smaller of two, element by element; of sizes, a size.")
 multiply_add = _applied("multiply_add", "a * b + c, rounded once.")
 byte_dot = _applied(
     "byte_dot",
@@ -534,10 +529,7 @@ def fill(x: Any, value: Any) -> TileValue:
     padded = all(z for e, z in zip(tile.edges, tile.zero) if e is not None)
     if mask is None or (padded and isinstance(value, (int, float)) and value == 0):
         return TileValue(tile.node)
-    b = tracer().builder
-    other = cast_tile(tile_of(value, tile.dtype), tile.dtype)
-    node = b.apply("where", mask, tile.node, other.node)
-    return TileValue(node)
+    return _masked(TileValue(tile.node), mask, value)
 
 
 def fill_axis(x: TileValue, axis: int, value: Any) -> TileValue:

@@ -45,7 +45,13 @@ def legalize(body: Body, target: Target) -> Body:
         return body
     if any(n.op.category == "matrix" for n in nodes):
         return body  # written for a matrix unit of this Target: its tiles are what they must be
-    return _Legalizer(body, target, limit).run()
+    given = [(p.attrs["name"], p.type) for p in body.parameters]
+    b = BodyBuilder(body.name, given)  # type: ignore[arg-type]
+    into = Pieces(b, target, limit)
+    into.values.update(zip(body.parameters, b.parameters))
+    _count(body.block, into.uses)
+    _block(into, body.block)
+    return b.finish(body.grid, **body.notes)
 
 
 def limit_of(target: Target) -> int:
@@ -275,132 +281,118 @@ def _require(into: Pieces, node: Node) -> None:
         into.b.do(ops.require, condition.piece(index, lanes), **node.attrs)
 
 
-HANDLERS: dict[str, Callable[[Pieces, Node], None]] = emitters(sys.modules[__name__])
-HANDLERS["atomic_add"] = _gather  # of the placed level too
-
-
 # ---- the walk -------------------------------------------------------------------------------
 
 
-class _Legalizer:
-    """Walks the old Body; large values of the new one are held by pieces."""
+def _count(block: Block, uses: dict[Node, int]) -> None:
+    """How often each value is used, Blocks within included."""
+    for node in block.nodes:
+        for i in needs(node):
+            uses[i] = uses.get(i, 0) + 1
+        for inner in node.blocks:
+            _count(inner, uses)
+    for r in block.results:
+        uses[r] = uses.get(r, 0) + 2  # results are stored
 
-    def __init__(self, body: Body, target: Target, limit: int) -> None:
-        given = [(p.attrs["name"], p.type) for p in body.parameters]
-        self.body, self.target = body, target
-        self.b = BodyBuilder(body.name, given)  # type: ignore[arg-type]
-        self.into = Pieces(self.b, target, limit)
-        self.values = self.into.values
-        self.values.update(zip(body.parameters, self.b.parameters))
-        self.count(body.block)
 
-    def run(self) -> Body:
-        self.block(self.body.block)
-        return self.b.finish(self.body.grid, **self.body.notes)
+def _block(into: Pieces, block: Block) -> None:
+    for node in block.nodes:
+        with located(node.location):
+            _node(into, node)
 
-    def count(self, block: Block) -> None:
-        """How often each value is used, Blocks within included."""
-        uses = self.into.uses
-        for node in block.nodes:
-            for i in needs(node):
-                uses[i] = uses.get(i, 0) + 1
-            for inner in node.blocks:
-                self.count(inner)
-        for r in block.results:
-            uses[r] = uses.get(r, 0) + 2  # results are stored
 
-    def block(self, block: Block) -> None:
-        for node in block.nodes:
-            with located(node.location):
-                self.node(node)
+def _node(into: Pieces, node: Node) -> None:
+    name = node.op.name
+    if name not in WALKED and not any(into.large(x) for x in (node, *node.inputs)):
+        inputs = tuple(into.values[i] for i in node.inputs)
+        into.values[node] = into.b.add(node.with_inputs(inputs))
+    elif name in HANDLERS:
+        HANDLERS[name](into, node)
+    elif node.op.category in ("unary", "binary", "compare", "ternary"):
+        _elementwise(into, node)
+    else:
+        raise InternalError("tile.legalize", f"{node.op} of a large tile: {node.type}")
 
-    def node(self, node: Node) -> None:
-        name, large = node.op.name, self.into.large
-        if name == "loop":
-            self.loop(node)
-        elif name == "branch":
-            self.branch(node)
-        elif name == "get":
-            return  # set by the loop or the branch
-        elif name == "allocate":
-            self.allocate(node)
-        elif not (large(node) or any(large(i) for i in node.inputs)):
-            inputs = tuple(self.values[i] for i in node.inputs)
-            self.values[node] = self.b.add(node.with_inputs(inputs))
-        elif name in HANDLERS:
-            HANDLERS[name](self.into, node)
-        elif node.op.category in ("unary", "binary", "compare", "ternary"):
-            _elementwise(self.into, node)
+
+def _allocate(into: Pieces, node: Node) -> None:
+    attrs = dict(node.attrs)
+    if attrs["scope"] not in into.target.memories:
+        attrs.update(scope=into.scope, layout="")
+    into.values[node] = into.b.allocate(**attrs)
+
+
+def _loop(into: Pieces, node: Node) -> None:
+    block, carried = node.blocks[0], node.inputs[2:]
+    wide = [i for i, c in enumerate(carried) if into.large(c)]
+    own = [i for i in range(len(carried)) if i not in wide]
+    kept = {i: into.keep(into.source(carried[i])) for i in wide}
+    arguments = [argument(a.attrs["name"], a.type) for a in block.arguments]
+    given = (arguments[0], *[arguments[1 + i] for i in own])
+    with into.b.builder.block(block.name, given) as new:
+        into.values[block.arguments[0]] = arguments[0]
+        for i in own:
+            into.values[block.arguments[1 + i]] = arguments[1 + i]
+        for i in wide:
+            held = into.stored(kept[i].place, carried[i].shape)  # type: ignore[arg-type]
+            held.carried = True
+            into.sources[block.arguments[1 + i]] = held
+        _inside(into, block, new, own, kept)
+    bounds = [into.values[i] for i in node.inputs[:2]]
+    starts = [into.values[carried[i]] for i in own]
+    made = into.b.add(ops.loop(*bounds, *starts, blocks=(new,), **node.attrs))
+    _results(into, node, own, made, kept)
+
+
+def _inside(
+    into: Pieces, block: Block, new: Block, own: list[int], kept: dict[int, Source]
+) -> None:
+    """A Block of a loop or a branch: small results leave it, large ones go to the places that
+    the next trip reads."""
+    into.spilled.append({})
+    _block(into, block)
+    found = []
+    for i in kept:
+        source = into.source(block.results[i])
+        fresh = source.place is not None and not source.carried
+        found.append(source if fresh else into.keep(source))
+    for source, target in zip(found, kept.values()):
+        into.keep(source, place=target.place)
+    new.results = tuple(into.b.add(into.values[block.results[i]]) for i in own)
+    into.spilled.pop()
+
+
+def _results(into: Pieces, node: Node, own: list[int], made: Node, kept: dict[int, Source]) -> None:
+    """Bind the results of a loop or a branch: small ones by `get`, large ones by place."""
+    type_: Any = node.type
+    for i, item in enumerate(type_.items):
+        old = ops.get(node, index=i)
+        if i in kept:
+            into.sources[old] = into.stored(kept[i].place, item.shape)  # type: ignore[arg-type]
         else:
-            raise InternalError("tile.legalize", f"{node.op} of a large tile: {node.type}")
+            into.values[old] = into.b.add(ops.get(made, index=own.index(i)))
 
-    def allocate(self, node: Node) -> None:
-        attrs = dict(node.attrs)
-        if attrs["scope"] not in self.target.memories:
-            attrs.update(scope=self.into.scope, layout="")
-        self.values[node] = self.b.allocate(**attrs)
 
-    def loop(self, node: Node) -> None:
-        block, carried = node.blocks[0], node.inputs[2:]
-        wide = [i for i, c in enumerate(carried) if self.into.large(c)]
-        own = [i for i in range(len(carried)) if i not in wide]
-        kept = {i: self.into.keep(self.into.source(carried[i])) for i in wide}
-        arguments = [argument(a.attrs["name"], a.type) for a in block.arguments]
-        given = (arguments[0], *[arguments[1 + i] for i in own])
-        with self.b.builder.block(block.name, given) as new:
-            self.values[block.arguments[0]] = arguments[0]
-            for i in own:
-                self.values[block.arguments[1 + i]] = arguments[1 + i]
-            for i in wide:
-                held = self.into.stored(kept[i].place, carried[i].shape)  # type: ignore[arg-type]
-                held.carried = True
-                self.into.sources[block.arguments[1 + i]] = held
-            self.inside(block, new, own, kept)
-        bounds = [self.values[i] for i in node.inputs[:2]]
-        starts = [self.values[carried[i]] for i in own]
-        made = self.b.add(ops.loop(*bounds, *starts, blocks=(new,), **node.attrs))
-        self.results(node, own, made, kept)
+def _branch(into: Pieces, node: Node) -> None:
+    first = node.blocks[0].results
+    wide = [i for i, r in enumerate(first) if into.large(r)]
+    own = [i for i in range(len(first)) if i not in wide]
+    kept = {i: into.stored(into.room(first[i].shape, first[i].dtype), first[i].shape) for i in wide}
+    blocks = []
+    for block in node.blocks:
+        with into.b.builder.block(block.name) as new:
+            _inside(into, block, new, own, kept)
+        blocks.append(new)
+    made = into.b.add(ops.branch(into.values[node.inputs[0]], blocks=tuple(blocks)))
+    _results(into, node, own, made, kept)
 
-    def inside(self, block: Block, new: Block, own: list[int], kept: dict[int, Source]) -> None:
-        """A Block of a loop or a branch: small results leave it, large ones go to the places that
-        the next trip reads."""
-        self.into.spilled.append({})
-        self.block(block)
-        found = []
-        for i in kept:
-            source = self.into.source(block.results[i])
-            fresh = source.place is not None and not source.carried
-            found.append(source if fresh else self.into.keep(source))
-        for source, target in zip(found, kept.values()):
-            self.into.keep(source, place=target.place)
-        new.results = tuple(self.b.add(self.values[block.results[i]]) for i in own)
-        self.into.spilled.pop()
 
-    def results(self, node: Node, own: list[int], made: Node, kept: dict[int, Source]) -> None:
-        """Bind the results of a loop or a branch: small ones by `get`, large ones by place."""
-        type_: Any = node.type
-        for i, item in enumerate(type_.items):
-            old = ops.get(node, index=i)
-            if i in kept:
-                self.into.sources[old] = self.into.stored(kept[i].place, item.shape)  # type: ignore[arg-type]
-            else:
-                self.values[old] = self.b.add(ops.get(made, index=own.index(i)))
+def _get(into: Pieces, node: Node) -> None:
+    """Nothing: set by its loop or branch."""
 
-    def branch(self, node: Node) -> None:
-        first = node.blocks[0].results
-        wide = [i for i, r in enumerate(first) if self.into.large(r)]
-        own = [i for i in range(len(first)) if i not in wide]
-        kept = {
-            i: self.into.stored(self.into.room(first[i].shape, first[i].dtype), first[i].shape)
-            for i in wide
-        }
-        blocks = []
-        for block in node.blocks:
-            with self.b.builder.block(block.name) as new:
-                self.inside(block, new, own, kept)
-            blocks.append(new)
-        made = self.b.add(ops.branch(self.values[node.inputs[0]], blocks=tuple(blocks)))
-        self.results(node, own, made, kept)
+
+WALKED = ("loop", "branch", "allocate", "get")  # with small values too
+HANDLERS: dict[str, Callable[[Pieces, Node], None]] = emitters(sys.modules[__name__])
+HANDLERS["atomic_add"] = _gather  # of the placed level too
 
 
 # ---- products on a matrix unit ------------------------------------------------------------------

@@ -181,15 +181,15 @@ def _power(d: DType, a: Array, b: Array) -> Array:
     return np.where(b < 0, np.where(np.abs(a) == 1, odd, 0), result)
 
 
-def _maximum(d: DType, a: Array, b: Array) -> Array:
-    """nan if either is; 0 is above -0."""
-    result = np.maximum(a, b)
-    return np.where((a == 0) & (b == 0), a + b, result) if d.is_float else result
+def _extreme(ufunc: Any, sign: int) -> Meaning:
+    def apply(d: DType, a: Array, b: Array) -> Array:
+        """nan if either is; 0 is above -0."""
+        result: Array = ufunc(a, b)
+        if not d.is_float:
+            return result
+        return np.where((a == 0) & (b == 0), sign * (sign * a + sign * b), result)
 
-
-def _minimum(d: DType, a: Array, b: Array) -> Array:
-    result = np.minimum(a, b)
-    return np.where((a == 0) & (b == 0), -(-a + -b), result) if d.is_float else result
+    return apply
 
 
 def _shift_left(d: DType, a: Array, b: Array) -> Array:
@@ -215,18 +215,16 @@ def _bytes_of(x: Array, kind: type[np.generic]) -> Array:
     return np.ascontiguousarray(x).view(kind).reshape(*x.shape, 4).astype(np.int32)
 
 
-def _byte_dot(d: DType, a: Array, b: Array, c: Array) -> Array:
-    """c + the sum of the products of a's four bytes, unsigned, by b's, signed; int32 alone, and it
-    wraps."""
-    products = _bytes_of(a, np.uint8) * _bytes_of(b, np.int8)
-    return np.asarray(c + products.sum(-1, dtype=np.int32))
+def _byte_dot(kind: type[np.generic]) -> Meaning:
+    """The meaning where the first has bytes of a kind."""
 
+    def run(d: DType, a: Array, b: Array, c: Array) -> Array:
+        """c + the sum of the products of a's four bytes by b's, signed ones; int32 alone, and it
+        wraps"""
+        products = _bytes_of(a, kind) * _bytes_of(b, np.int8)
+        return np.asarray(c + products.sum(-1, dtype=np.int32))
 
-def _signed_byte_dot(d: DType, a: Array, b: Array, c: Array) -> Array:
-    """c + the sum of the products of a's four bytes by b's, all signed; int32 alone, and it
-    wraps."""
-    products = _bytes_of(a, np.int8) * _bytes_of(b, np.int8)
-    return np.asarray(c + products.sum(-1, dtype=np.int32))
+    return run
 
 
 def _byte_permute(d: DType, a: Array, b: Array, chosen: Array) -> Array:
@@ -312,7 +310,7 @@ BINARY: dict[str, Meaning] = {
     "multiply": _two(np.multiply, np.logical_and),
     "divide": _divide, "floor_divide": _floor_divide,
     "remainder": _remainder, "fmod": _fmod, "power": _power,
-    "maximum": _maximum, "minimum": _minimum,
+    "maximum": _extreme(np.maximum, 1), "minimum": _extreme(np.minimum, -1),
     "bit_and": _two(np.bitwise_and, np.logical_and),
     "bit_or": _two(np.bitwise_or, np.logical_or),
     "bit_xor": _two(np.bitwise_xor, np.logical_xor),
@@ -327,8 +325,8 @@ COMPARE: dict[str, Meaning] = {
 }  # fmt: skip
 TERNARY: dict[str, Meaning] = {
     "multiply_add": _multiply_add,
-    "byte_dot": _byte_dot,
-    "signed_byte_dot": _signed_byte_dot,
+    "byte_dot": _byte_dot(np.uint8),
+    "signed_byte_dot": _byte_dot(np.int8),
     "byte_permute": _byte_permute,
     "pair_multiply_add_bfloat16": _pair_multiply_add(dtypes.bfloat16),
     "pair_multiply_add_float16": _pair_multiply_add(dtypes.float16),
@@ -363,6 +361,21 @@ def wanted(name: str, dtype: DType) -> str:
 def part(x: Array, start: Shape, shape: Shape) -> Array:
     """A rectangle of x."""
     return x[tuple(slice(a, a + size) for a, size in zip(start, shape))]
+
+
+def box(index: Any, shape: Shape, axes: Shape, sizes: Shape, strides: Any) -> Any:
+    """Offsets of a tile at an index of an array, tile axis i along axes[i] of it, and where they
+    are inside of the array's sizes."""
+    offset, inside = np.zeros(shape, np.int64), np.ones(shape, np.bool_)
+    for axis, (start, size, stride) in enumerate(zip(index, sizes, strides)):
+        position = np.full(shape, start, np.int64)
+        for tile_axis, along in enumerate(axes):
+            if along == axis:
+                tail = (1,) * (len(shape) - tile_axis - 1)
+                position = position + np.arange(shape[tile_axis]).reshape((-1, *tail))
+        inside &= (position >= 0) & (position < size)
+        offset += position * stride
+    return offset, inside
 
 
 # The op that combines two values of a reduction, and how NumPy folds many.

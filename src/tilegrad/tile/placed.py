@@ -143,18 +143,12 @@ def fence(*, kind: str) -> Type:
 # ---- copies ---------------------------------------------------------------------------------
 
 
-def _boxed(
-    place: Memory,
-    memory: Memory,
-    shape: Shape,
-    axes: Shape,
-    scalars: int,
-) -> Type:
+def _boxed(place: Memory, memory: Node, shape: Shape, axes: Shape, index: tuple[Node, ...]) -> Type:
     if len(axes) != len(shape) or place.shape[len(place.shape) - len(shape) :] != shape:
         raise Misfit(f"a box of {shape} over axes {axes} does not fit the place {place}")
-    wanted = len(memory.shape) + len(place.shape) - len(shape)
-    if place.dtype is not memory.dtype or scalars != wanted:
-        raise Misfit(f"{scalars} indices, from {memory} with {place}")
+    wanted = len(memory_of(memory).shape) + len(place.shape) - len(shape)
+    if place.dtype is not memory.dtype or len(index) != wanted:
+        raise Misfit(f"{len(index)} indices, from {memory.type} with {place}")
     return NOTHING
 
 
@@ -175,16 +169,22 @@ def _ends(node: Node, first: int, stores: bool) -> tuple[Touch, Touch]:
     """What a copy reads, and what it writes: the Memory's index and then the place's leading one
     begin at an input; one that stores has the Memory as its first input."""
     place, memory = node.inputs[1::-1] if stores else node.inputs[:2]
-    at, shape = first + len(memory.shape), node.attrs["shape"]
+    at, shape, rows = first + len(memory.shape), node.attrs["shape"], None
     far = box(memory, stores, node.inputs[first:at], shape, node.attrs["axes"], clips=True)
-    rows = (node.attrs["row"], shape[0]) if "row" in node.attrs else None
-    near = lead(place, not stores, node.inputs[at:], rows)
+    index = node.inputs[at:]
+    if "row" in node.attrs:
+        rows = (node.attrs["row"], shape[0])
+    elif "mask" in node.attrs:  # the first row follows, and a rank
+        index, rows = index[:-2], (index[-2], shape[0])
+    near = lead(place, not stores, index, rows)
     return (near, far) if stores else (far, near)
 
 
 def _landing(node: Node) -> tuple[Land]:
     source, into = _ends(node, 4, False)
-    return (Land(into, source, node.inputs[2], node.inputs[3]),)
+    mask = node.attrs.get("mask")
+    first = 0 if mask is None else node.inputs[-1]
+    return (Land(into, source, node.inputs[2], node.inputs[3], mask, first),)
 
 
 @placed_row("copy", effects=_landing)
@@ -201,28 +201,17 @@ def copy_async(
     """index: the Memory's, then the place's leading one. Copies a box, tile axis i along Memory
     axis axes[i], into the last axes of the place from `row` on; its bytes land on the barrier"""
     _on_barrier(barrier_)
-    into, source = memory_of(place), memory_of(memory)
-    return _boxed(_rows(into, shape, row), source, shape, axes, len(index))
+    return _boxed(_rows(memory_of(place), shape, row), memory, shape, axes, index)
 
 
 @placed_row("copy", effects=lambda n: (Work("copy_store", _ends(n, 2, True)),))
 def copy_store(memory: Node, place: Node, *index: Node, shape: Shape, axes: Shape) -> Type:
     """index: the Memory's, then the place's leading one. Writes a box back, in the group being
     collected"""
-    source, into = memory_of(place), memory_of(memory)
-    return _boxed(source, into, shape, axes, len(index))
+    return _boxed(memory_of(place), memory, shape, axes, index)
 
 
-def _to_several(node: Node) -> tuple[Land]:
-    place, memory, barrier_, stage = node.inputs[:4]
-    at, shape = 4 + len(memory.shape), node.attrs["shape"]
-    *index, first_row, first = node.inputs[at:]
-    source = box(memory, False, node.inputs[4:at], shape, node.attrs["axes"], clips=True)
-    into = lead(place, True, tuple(index), (first_row, shape[0]))
-    return (Land(into, source, barrier_, stage, node.attrs["mask"], first),)
-
-
-@placed_row("copy", effects=_to_several)
+@placed_row("copy", effects=_landing)
 def copy_multicast(
     place: Node,
     memory: Node,
@@ -237,23 +226,21 @@ def copy_multicast(
     bit of the mask is set, its bytes landing on the same barrier there; the last inputs are the
     first row, and the rank that bit 0 of the mask stands for"""
     _on_barrier(barrier_)
-    into, source = memory_of(place), memory_of(memory)
+    into = memory_of(place)
     rows = into.shape[len(into.shape) - len(shape)]
     whole = (rows, *shape[1:])
     if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:
         raise Misfit(f"a box of {shape} is no share of the rows of {into}")
-    return _boxed(_ending(into, shape), source, shape, axes, len(index) - 2)
+    return _boxed(_ending(into, shape), memory, shape, axes, index[:-2])
 
 
 HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves first
 
 
 def _pages(node: Node) -> tuple[Land]:
-    place, memory, barrier_, stage = node.inputs[:4]
-    at, (shape, axes) = 5 + len(memory.shape), (node.attrs["shape"], node.attrs["axes"])
-    source = box(memory, False, node.inputs[5:at], shape, axes, clips=True)
-    into = lead(place, True, node.inputs[at:])
-    return (Land(into, changed(source, pages=node.inputs[4]), barrier_, stage),)
+    source, into = _ends(node, 5, False)
+    _, _, barrier_, stage, pages, *_ = node.inputs
+    return (Land(into, changed(source, pages=pages), barrier_, stage),)
 
 
 @placed_row("copy", effects=_pages)
@@ -271,7 +258,7 @@ def copy_pages(
     """one copy_async for each page, its number added to the Memory's first index, into the rows of
     the place one after another; each thread of the first warp issues one"""
     _on_barrier(barrier_)
-    into, source = memory_of(place), memory_of(memory)
+    into = memory_of(place)
     rows = into.shape[len(into.shape) - len(shape)]
     if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:
         raise Misfit(f"boxes of {shape} do not fill the rows of {into}")
@@ -280,7 +267,7 @@ def copy_pages(
         raise Misfit(f"{pages.type} are not the pages of {count} boxes of {shape}")
     if hint not in HINTS:
         raise Misfit(f"no hint is called {hint!r}")
-    return _boxed(_ending(into, shape), source, shape, axes, len(index))
+    return _boxed(_ending(into, shape), memory, shape, axes, index)
 
 
 @placed_row("copy", effects=Close("copy_store"))
@@ -302,10 +289,9 @@ def copy_threads(
     """index: the Memory's, then the place's leading one. The role's threads copy a box into the
     place's rows from `row` on, in the group being collected; what lies outside of the Memory is
     0"""
-    into, source = memory_of(place), memory_of(memory)
     if len(shape) != 2:
         raise Misfit(f"a box of {shape} has no rows")
-    return _boxed(_rows(into, shape, row), source, shape, axes, len(index))
+    return _boxed(_rows(memory_of(place), shape, row), memory, shape, axes, index)
 
 
 @placed_row("copy", effects=Close("copy_threads"))
@@ -324,8 +310,7 @@ def wait_threads(*, pending: int) -> Type:
 def store_threads(memory: Node, place: Node, *index: Node, shape: Shape, axes: Shape) -> Type:
     """index: the Memory's, then the place's leading one. The role's threads write a box of the
     place, of which what lies outside of the Memory is dropped"""
-    source, into = memory_of(place), memory_of(memory)
-    return _boxed(source, into, shape, axes, len(index))
+    return _boxed(memory_of(place), memory, shape, axes, index)
 
 
 # ---- matrix products ------------------------------------------------------------------------

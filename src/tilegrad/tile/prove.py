@@ -22,12 +22,8 @@ the programs that are run; and the shape of the code is judged, for all programs
 or data may be left out by a program that was not run, and an access under such a condition may come
 before it in one.
 
-Bodies of the portable level, where one thread of control runs, are judged by the order of the code
-for places that are read before anything wrote them. An element counts as written from the first
-store that may reach it; a loop counts as run at least once unless its bounds say that it is not (a
-loop that may be empty is as a rule empty for the reader too). What is not read in every turn of a
-loop (in a branch, or in a loop that may be empty) may read what the turn before wrote. An 'error'
-is a read that comes before every write on all paths, a 'warning' one that does on some.
+A Body of the portable level is one role: of it only the places are judged that are read before
+anything wrote them.
 
 Invariant: a Body is read and never changed, and no data is computed, so a kernel of real size is
 judged in milliseconds.
@@ -40,9 +36,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import prod
-from typing import Any
-
-import numpy as np
 
 from ..core.errors import InternalError, UserError
 from ..core.target import Target
@@ -51,23 +44,22 @@ from ..ir.node import Node
 from ..ir.symbol import high, low
 from .budget import check_banks, check_budget
 from .build import Body
-from .check import PLACED_OPS, Finding, Findings, finding, place_name, walk
+from .check import PLACED_OPS, Finding, Findings, finding, walk
 from .happening import event
 from .ordering import Order, Role
-from .row import Touch, effects_of, is_place, read_by, touches_of, written_by
+from .row import Touch, effects_of, is_place, touches_of
 from .scalars import deciding
-from .skeleton import Event, Scenario, Skeleton, TooLong, computable
+from .skeleton import Event, Part, Scenario, Skeleton, TooLong, computable
 
 ENOUGH = 4_000  # events, after which only the first and last programs are run
 
 
 def check_body(body: Body, target: Target | None = None) -> Findings:
     """Findings of all checks, errors first; those of a machine only if there is one."""
-    if body.block.find(*PLACED_OPS):
+    found: Findings = []
+    if body.block.find(*PLACED_OPS, "allocate"):
         skeleton = Skeleton(body)
-        found = [*check_dependent(skeleton), *_protocol(skeleton), *check_handover(body)]
-    else:
-        found = check_initialised(body)
+        found += [*check_dependent(skeleton), *_protocol(skeleton), *check_handover(body)]
     if target is not None:
         found += [*check_budget(body, target), *check_banks(body, target)]
     return sorted(dict.fromkeys(found), key=lambda f: f.severity != "error")
@@ -153,24 +145,9 @@ def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) 
     return list(order.findings.values())
 
 
-Part = tuple[list[Event], list[tuple[Node, list[Event]]]]
-
-
-def _parts(trace: list[Any]) -> list[Part]:
-    """A trace cut behind each set of roles: the program's events, then those of the roles."""
-    found: list[Part] = [([], [])]
-    for item in trace:
-        if item[0] == "roles":
-            found[-1] = (found[-1][0], item[1])
-            found.append(([], []))
-        else:
-            found[-1][0].append(item)
-    return found
-
-
-def _run(order: Order, traces: list[list[Any]]) -> bool:
+def _run(order: Order, traces: list[list[Part]]) -> bool:
     """Run all ranks' events, up to roles, then these, and so on; False after a deadlock."""
-    for parts in zip_longest(*map(_parts, traces), fillvalue=([], [])):
+    for parts in zip_longest(*traces, fillvalue=([], [])):
         mains = [_Turn(order.roles[rank, None], events) for rank, (events, _) in enumerate(parts)]
         if not _schedule(order, mains):
             return False
@@ -360,103 +337,3 @@ def varies(skeleton: Skeleton, node: Node) -> bool:
                 return True
         stack += skeleton.parts(scalar)
     return False
-
-
-# ---- places that nothing wrote ------------------------------------------------------------------
-
-
-MANY = 1 << 22  # elements of a place that are looked at one by one
-
-
-def check_initialised(body: Body) -> Findings:
-    """Reads of places that nothing has written."""
-    walker = _Walker()
-    walker.block(body.block, set(), set())
-    return list(walker.found.values())
-
-
-class _Walker:
-    def __init__(self) -> None:
-        self.found: dict[Node, Finding] = {}
-        self.reached: dict[Node, Any] = {}  # elements of places that some store may reach
-        self.loops: tuple[Block, ...] = ()  # around the Node that is walked
-        self.turns: tuple[Block, ...] = ()  # of these, those that may be in a later turn
-
-    def block(self, block: Block, surely: set[Node], maybe: set[Node]) -> None:
-        """Walk a Block; the sets of written places grow."""
-        for node in block.nodes:
-            name = node.op.name
-            if name == "branch":
-                self.branch(node, surely, maybe)
-            elif name == "loop":
-                lower, upper = (i.attrs.get("value") for i in node.inputs[:2])
-                empty = runs = False
-                if lower is not None and upper is not None:
-                    empty, runs = high(upper) <= low(lower), low(upper) > high(lower)
-                loops, turns = self.loops, self.turns
-                if not runs:
-                    self.turns = loops
-                self.loops = (*loops, node.blocks[0])
-                self.block(node.blocks[0], set(surely) if empty else surely, maybe)
-                self.loops, self.turns = loops, turns
-            elif node.blocks:
-                for inner in node.blocks:
-                    self.block(inner, surely, maybe)
-            else:
-                self.node(node, surely, maybe)
-
-    def branch(self, node: Node, surely: set[Node], maybe: set[Node]) -> None:
-        arms = []
-        turns, self.turns = self.turns, self.loops
-        for inner in node.blocks:
-            arm = set(surely)
-            self.block(inner, arm, maybe)
-            arms.append(arm)
-        self.turns = turns
-        surely |= set.intersection(*arms)
-        maybe |= set.union(*arms)
-
-    def node(self, node: Node, surely: set[Node], maybe: set[Node]) -> None:
-        for memory in filter(is_place, read_by(node)):
-            if memory not in surely and memory not in self.found:
-                text = f"{place_name(memory)} is read before anything wrote it"
-                severity = "error"
-                if memory in maybe or any(t.memory is memory for t in self.carried()):
-                    severity, text = "warning", text + " on some paths"
-                self.found[memory] = finding("uninitialised", text, node, memory, severity=severity)
-        for touch in touches_of(node):
-            if is_place(touch.memory) and prod(touch.memory.shape) <= MANY:
-                self.elements(node, touch)
-        surely |= written_by(node)
-        maybe |= written_by(node)
-
-    def carried(self) -> list[Touch]:
-        """What a turn before may have stored."""
-        nodes = (n for block in self.turns for n in block.all_nodes())
-        return [t for n in nodes for t in touches_of(n) if t.writes]
-
-    def elements(self, node: Node, touch: Touch) -> None:
-        """Note what a store may reach, or that a load has elements no store before it reaches."""
-        place, part = touch.memory, _part(touch)
-        reached = self.reached.setdefault(place, np.zeros(place.shape, np.bool_))
-        if touch.writes:
-            reached[part or ...] = True
-        elif part is not None and not reached[part].all() and place not in self.found:
-            reached = reached.copy()
-            for other in (t for t in self.carried() if t.memory is place):
-                reached[_part(other) or ...] = True
-            if reached[part].all():
-                return
-            text = f"some of {place_name(place)} is read that nothing wrote"
-            self.found[place] = finding("uninitialised", text, node, place)
-
-
-def _part(touch: Touch) -> tuple[slice, ...] | None:
-    """The box of a place that is touched, if it is known and has no mask."""
-    at: list[Any] = [getattr(i, "attrs", {"value": i}).get("value") for i in touch.index or ()]
-    if touch.mask is not None or not at or not all(isinstance(i, int) for i in at):
-        return None
-    return tuple(
-        slice(i, i + (touch.shape[touch.axes.index(a)] if a in touch.axes else 1))
-        for a, i in enumerate(at)
-    )

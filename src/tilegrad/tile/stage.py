@@ -186,11 +186,12 @@ class _Rewriter(ast.NodeTransformer):
                 value = self.call("undefined", [ast.Constant(name)])
                 made = ast.Assign([ast.Name(name, ast.Store())], value)
                 start.append(ast.copy_location(made, node))
-        return [*start, *[s for old in node.body for s in self.statements(old)]]
+        return [*start, *self.statements(node.body)]
 
-    def statements(self, node: ast.stmt) -> list[ast.stmt]:
-        found = self.visit(node)
-        return found if isinstance(found, list) else [found]
+    def statements(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
+        """Statements, rewritten."""
+        found = [self.visit(node) for node in nodes]
+        return [s for new in found for s in (new if isinstance(new, list) else [new])]
 
     def call(self, name: str, given: list[ast.expr]) -> ast.Call:
         function = ast.Attribute(ast.Name(STAGE, ast.Load()), name, ast.Load())
@@ -200,7 +201,7 @@ class _Rewriter(ast.NodeTransformer):
         self, name: str, given: list[str], body: list[ast.stmt], names: list[str], near: ast.stmt
     ) -> ast.FunctionDef:
         """A function of the body: (given, names) -> names."""
-        back = ast.Return(ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load()))
+        back = ast.Return(self.values(names)[0])
         arguments = _arguments([ast.arg(n) for n in (*given, *names)])
         new = ast.FunctionDef(name, arguments, [*body, back], [], None)
         _at(back, near)
@@ -222,14 +223,14 @@ class _Rewriter(ast.NodeTransformer):
         return [given, labels]
 
     def visit_For(self, node: ast.For) -> Any:
-        names = [n for n in set_names(node.body)]
+        names = set_names(node.body)
         targets = set_names([ast.copy_location(ast.Assign([node.target], node.iter), node)])
         escapes = _escapes(node.body, loop=False)
-        body = [s for old in node.body for s in self.statements(old)]
+        body = self.statements(node.body)
         if escapes or node.orelse:
             node.body = body
             node.iter = _at(self.call("plain_range", [node.iter]), node)
-            node.orelse = [s for old in node.orelse for s in self.statements(old)]
+            node.orelse = self.statements(node.orelse)
             return node
         names = [n for n in names if n not in targets]
         self.count += 1
@@ -245,8 +246,8 @@ class _Rewriter(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> Any:
         names = set_names([*node.body, *node.orelse])
         escapes = _escapes([*node.body, *node.orelse], loop=False)
-        body = [s for old in node.body for s in self.statements(old)]
-        other = [s for old in node.orelse for s in self.statements(old)]
+        body = self.statements(node.body)
+        other = self.statements(node.orelse)
         if escapes:
             node.body, node.orelse = body, other
             node.test = _at(self.call("plain_test", [node.test]), node)
@@ -260,7 +261,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> Any:
         node.test = _at(self.call("plain_test", [node.test]), node)
-        node.body = [s for old in node.body for s in self.statements(old)]
+        node.body = self.statements(node.body)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
@@ -268,7 +269,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_With(self, node: ast.With) -> Any:
-        node.body = [s for old in node.body for s in self.statements(old)]
+        node.body = self.statements(node.body)
         return node
 
 

@@ -32,7 +32,6 @@ from .value import (
     TileValue,
     current,
     index_of,
-    size_of,
     state,
     tile_of,
 )
@@ -373,18 +372,3 @@ def check_grid(sizes: Sequence[Size]) -> None:
             got=count,
             hint="let each program do more: a larger block, or a loop",
         )
-
-
-def make_range(
-    *given: Any,
-    unroll: int = 1,
-    block: int | None = None,
-    bounds: tuple[int, int] | None = None,
-) -> Range:
-    """tile.range(stop), (start, stop) or (start, stop, step)."""
-    if not 1 <= len(given) <= 3:
-        raise UserError("wrong number of bounds", expected="1, 2 or 3", got=len(given))
-    lower, upper, step = (0, *given, 1) if len(given) == 1 else (*given, 1)[:3]
-    if not isinstance(step, int) or isinstance(step, bool) or step < 1:
-        raise UserError("the step is not a positive integer", got=repr(step))
-    return Range(size_of(lower, "bound"), size_of(upper, "bound"), step, unroll, block, bounds)

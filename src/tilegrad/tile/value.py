@@ -22,7 +22,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, combine, high, low
+from ..ir.symbol import Expr, Size, combine, high, low, maximum, minimum
 from ..ir.types import Memory, Shape
 from . import numeric
 from .row import memory_of
@@ -109,73 +109,6 @@ def index_of(size: Size | Index) -> Any:
     return size if isinstance(size, (int, Index)) else Index(size)
 
 
-def _indexed(name: str, mirrored: bool = False) -> Callable[[Any, Any], Any]:
-    return lambda self, other: self._with(other, name, mirrored)
-
-
-class Index:
-    """A scalar integer known by its bounds; arithmetic with integers stays exact and symbolic."""
-
-    __slots__ = ("size",)
-
-    def __init__(self, size: Expr) -> None:
-        self.size = size
-
-    def __repr__(self) -> str:
-        return f"<index {self.size}>"
-
-    def _with(self, other: Any, name: str, mirrored: bool) -> Any:
-        compares = name in numeric.COMPARE
-        if isinstance(other, Expr):
-            other = Index(other)
-        pair = (other, self) if mirrored else (self, other)
-        if not isinstance(other, (int, Index)) or (isinstance(other, bool) and not compares):
-            known = compares or isinstance(other, (float, TileValue, Window, MemoryValue))
-            return elementwise(name, *pair) if known else NotImplemented
-        first, second = (x.size if isinstance(x, Index) else x for x in pair)
-        if compares:
-            decided = _decide(first, second, name)
-            return elementwise(name, *map(scalar, (first, second))) if decided is None else decided
-        if name == "add":
-            return index_of(combine(first, second, 1))
-        if name == "subtract":
-            return index_of(combine(first, second, -1))
-        if name == "multiply":
-            return index_of(first * second)
-        if low(second) < 1:  # floor division by what may be 0 or negative is done at run time
-            return elementwise(name, scalar(first), scalar(second))
-        return index_of(first // second if name == "floor_divide" else first % second)
-
-    __add__, __radd__ = _indexed("add"), _indexed("add", True)
-    __sub__, __rsub__ = _indexed("subtract"), _indexed("subtract", True)
-    __mul__, __rmul__ = _indexed("multiply"), _indexed("multiply", True)
-    __floordiv__, __rfloordiv__ = _indexed("floor_divide"), _indexed("floor_divide", True)
-    __mod__, __rmod__ = _indexed("remainder"), _indexed("remainder", True)
-
-    def __truediv__(self, other: Any) -> Any:
-        return scalar(self.size) / other
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return other / scalar(self.size)
-
-    def __neg__(self) -> Any:
-        return index_of(-self.size)
-
-    __lt__, __gt__ = _indexed("less"), _indexed("less", True)
-    __le__, __ge__ = _indexed("less_equal"), _indexed("less_equal", True)
-    __eq__ = _indexed("equal")
-    __ne__ = _indexed("not_equal")
-    __hash__ = None  # type: ignore[assignment]
-
-    def _refuse(self) -> Any:
-        raise TraceError(
-            f"{self.size} is known only when the kernel runs",
-            hint="loop with tile.range(...); a tile's shape is made of plain integers",
-        )
-
-    __int__ = __index__ = __float__ = __bool__ = _refuse
-
-
 def _decide(a: Size, b: Size, name: str) -> bool | None:
     """What bounds prove of a comparison."""
     gap = combine(b, a, -1)  # b - a
@@ -187,15 +120,40 @@ def _decide(a: Size, b: Size, name: str) -> bool | None:
     return name != "equal" if low(gap) > 0 or high(gap) < 0 else None
 
 
-def _operator(name: str, mirrored: bool = False) -> Callable[[Any, Any], TileValue]:
-    def apply(self: Any, other: Any) -> TileValue:
+def operate(name: str, *given: Any) -> Any:
+    """An elementwise op; of sizes a size, or what their bounds prove."""
+    found = _symbolic(name, *given) if len(given) == 2 else None
+    return elementwise(name, *given) if found is None else found
+
+
+def _symbolic(name: str, *given: Any) -> Any:
+    """An op on two sizes, exact and by their bounds; None for other values, and for what only the
+    run tells."""
+    if not all(isinstance(x, (int, Index, Expr)) and not isinstance(x, bool) for x in given):
+        return None
+    a, b = (x.size if isinstance(x, Index) else x for x in given)
+    if name in numeric.COMPARE:
+        return _decide(a, b, name)
+    if name in ("add", "subtract"):
+        return index_of(combine(a, b, 1 if name == "add" else -1))
+    if name == "multiply":
+        return index_of(a * b)
+    if name in ("maximum", "minimum"):
+        return index_of((maximum if name == "maximum" else minimum)(a, b))
+    if name not in ("floor_divide", "remainder") or low(b) < 1:
+        return None
+    return index_of(a // b if name == "floor_divide" else a % b)
+
+
+def _operator(name: str, mirrored: bool = False) -> Callable[[Any, Any], Any]:
+    def apply(self: Any, other: Any) -> Any:
         if isinstance(other, Undefined):
             raise other.fail()
         if isinstance(other, Expr):
             other = Index(other)
         if not isinstance(other, (int, float, Index, TileValue, Window, MemoryValue)):
             return NotImplemented
-        return elementwise(name, *((other, self) if mirrored else (self, other)))
+        return operate(name, *((other, self) if mirrored else (self, other)))
 
     return named(f"tile.{name}", apply)
 
@@ -223,14 +181,38 @@ class Operators:
     __rshift__, __rrshift__ = _operator("shift_right"), _operator("shift_right", True)
     __lt__, __gt__ = _operator("less"), _operator("less", True)
     __le__, __ge__ = _operator("less_equal"), _operator("less_equal", True)
-    __eq__ = _operator("equal")  # type: ignore[assignment]
-    __ne__ = _operator("not_equal")  # type: ignore[assignment]
+    __eq__ = _operator("equal")
+    __ne__ = _operator("not_equal")
     __hash__ = object.__hash__
     __neg__, __abs__, __invert__ = (
         _function("negative"),
         _function("absolute"),
         _function("bit_not"),
     )
+
+
+class Index(Operators):
+    """A scalar integer known by its bounds; arithmetic with integers stays exact and symbolic."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: Expr) -> None:
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<index {self.size}>"
+
+    def __neg__(self) -> Any:
+        return index_of(-self.size)
+
+    def _refuse(self) -> Any:
+        raise TraceError(
+            f"{self.size} is known only when the kernel runs",
+            hint="loop with tile.range(...); a tile's shape is made of plain integers",
+        )
+
+    __int__ = __index__ = __float__ = __bool__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
 
 
 class TileValue(Operators):

@@ -32,7 +32,8 @@ from ..ir.symbol import (
     low,
     multiply,
 )
-from ..ir.types import Shape
+from ..ir.types import Shape, row_major
+from . import numeric
 from .build import Body
 from .check import Findings, finding
 from .inside import extremes, lines_of, value_of
@@ -288,7 +289,7 @@ class Cells:
         self.unit = [self._unit(axis) if coarse else 1 for axis in range(len(self.shape))]
         self.few = all(isinstance(s, int) for s in self.shape)
         if self.few:
-            self.sizes = [-(-s // u) for s, u in zip(self.shape, self.unit)]
+            self.sizes = tuple([-(-s // u) for s, u in zip(self.shape, self.unit)])
             self.count = prod(self.sizes)
             self.few = self.count <= SMALL
 
@@ -356,15 +357,9 @@ class Cells:
                 return None
             value = np.broadcast_to(value, access.tile)
             return value[mask & (value >= 0) & (value < self.count)]
-        box = [n // u for n, u in self._lengths(access)]
-        place, live = np.zeros(box, np.int64), np.ones(box, np.bool_)
-        for axis, (start, size) in enumerate(zip(at, self.sizes)):
-            position: Any = np.asarray(start // self.unit[axis])
-            if axis in access.axes:
-                tail = (1,) * (len(box) - access.axes.index(axis) - 1)
-                position = position + np.arange(box[access.axes.index(axis)]).reshape((-1, *tail))
-            live &= (position >= 0) & (position < size)
-            place += position * prod(self.sizes[axis + 1 :])
+        box = tuple([n // u for n, u in self._lengths(access)])
+        start = tuple([i // u for i, u in zip(at, self.unit)])
+        place, live = numeric.box(start, box, access.axes, self.sizes, row_major(self.sizes))
         return place[live & mask]
 
     def element(self, cell: int) -> Shape:
