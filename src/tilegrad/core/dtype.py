@@ -52,6 +52,11 @@ class DType:
         return self.kind in ("int", "uint")
 
     @property
+    def wide(self) -> DType:
+        """The dtype that its values are computed in: float32 for narrower floats."""
+        return float32 if self.is_float and self.bits < 32 else self
+
+    @property
     def lowest(self) -> float | int | bool:
         """The smallest value (-inf for floats that have it): the identity of max."""
         if self.kind == "bool":

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.dtype import bool_
-from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node, needs
@@ -60,13 +59,6 @@ class ControlLowering:
         self.frame.kernels.append(Kernel(name, "control", region, steps, name, depth=depth))
         return len(self.frame.kernels) - 1
 
-    def slot(self, node: Node) -> int:
-        """Where an input is stored."""
-        found = self.outer.slot_of.get(node)
-        if found is None:
-            raise InternalError("schedule.control", f"{node!r} was never stored")
-        return found
-
     def copy(self, source: int, target: int) -> Copy:
         """A copy of all of a Slot."""
         type_ = self.frame.slots[target].type
@@ -88,7 +80,7 @@ class ControlLowering:
         results = list(dict.fromkeys(block.results[i] for i in numbers))
         inner = self.outer.nested([*block.arguments, *captured], results)
         inner.slot_of = dict(zip(block.arguments, slots))
-        inner.slot_of.update({c: self.slot(c) for c in captured})
+        inner.slot_of.update({c: self.outer.slot(c) for c in captured})
         assert inner.targets is not None
         for i in reversed(numbers):
             inner.targets[block.results[i]] = targets[i]
@@ -108,10 +100,10 @@ class ControlLowering:
             first = self.node.inputs[i]
             current = self.outer.new_slot(first.type, "scratch")
             if (self.node, i) in self.outer.in_place:
-                self.frame.slots[current].alias = self.slot(first)
-                steps.append(Control("set_slot", (current, self.slot(first)), (-1, 0, 0)))
+                self.frame.slots[current].alias = self.outer.slot(first)
+                steps.append(Control("set_slot", (current, self.outer.slot(first)), (-1, 0, 0)))
             else:
-                steps.append(self.copy(self.slot(first), current))
+                steps.append(self.copy(self.outer.slot(first), current))
             self.carries.append(current)
             self.frame.moved.add(current)
         self.following: dict[int, int] = {}
@@ -189,8 +181,8 @@ class ControlLowering:
         sliced = ops.scan_slices(node)
         slots = list(self.carries)
         for i in range(count, count + sliced):
-            slots.append(views.point(node.blocks[0].arguments[i], self.slot(node.inputs[i])))
-        slots += [self.slot(i) for i in node.inputs[count + sliced :]]
+            slots.append(views.point(node.blocks[0].arguments[i], self.outer.slot(node.inputs[i])))
+        slots += [self.outer.slot(i) for i in node.inputs[count + sliced :]]
         targets, stacked = self.carry_targets(), {}
         for i, result in enumerate(node.blocks[0].results[count:], count):
             if i in self.wanted:
@@ -225,7 +217,7 @@ class ControlLowering:
         node, frame = self.node, self.frame
         top, done = frame.label(), frame.label()
         self.add("start", self.start_carries())
-        shared = [self.slot(i) for i in node.inputs[node.attrs["carries"] :]]
+        shared = [self.outer.slot(i) for i in node.inputs[node.attrs["carries"] :]]
         first = self.add("step", [Label(top)], 1)
         holds = self.outer.new_slot(Array((), bool_), "scratch")
         test, body = node.blocks
@@ -257,12 +249,12 @@ class ControlLowering:
         """One of two Blocks, both writing the same Slots."""
         node, frame, outer = self.node, self.frame, self.outer
         otherwise, done = frame.label(), frame.label()
-        condition = self.slot(node.inputs[0])
+        condition = self.outer.slot(node.inputs[0])
         frame.always.add(condition)
         results = {i: outer.place(n) for i, n in self.wanted.items()}
         for i, n in self.wanted.items():
             outer.slot_of[n] = results[i]
-        shared = [self.slot(i) for i in node.inputs[1:]]
+        shared = [self.outer.slot(i) for i in node.inputs[1:]]
         targets = {i: (lambda s=s: s) for i, s in results.items()}
         self.add("test", [Control("jump_unless", (condition,), label=otherwise)])
         ends: list[list[Any]] = [[Control("jump", label=done), Label(otherwise)], [Label(done)]]

@@ -43,7 +43,6 @@ from ..tile import ops as tile_ops
 from . import plan as plans
 from . import sheet as parameters
 from .access import Index, atom_of, offset_of, reads_below
-from .evaluate import wide
 from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .plan import Plan
 from .problem import breaks_of_groups, problem_of, stride_of
@@ -69,7 +68,7 @@ class DotLowering:
         self.region, self.target, self.name = region, target, name
         self.problem = problem_of(region.anchor)
         self.stored = region.stored
-        self.accumulator = wide(dtypes.accumulator(region.anchor.inputs[0].dtype))
+        self.accumulator = dtypes.accumulator(region.anchor.inputs[0].dtype).wide
         self.input = self.accumulator  # what operands are packed as
 
     def choose(self) -> Plan:
@@ -435,7 +434,7 @@ class VectorProducts(Family):
     def offers(self, region: Region, target: Target) -> Offers:
         """The roofline at the accumulator's rate: products are made in its dtype."""
         flops, _ = region.work
-        rate = target.peak_flops(wide(dtypes.accumulator(region.anchor.inputs[0].dtype)))
+        rate = target.peak_flops(dtypes.accumulator(region.anchor.inputs[0].dtype).wide)
         return [Offer(max(roofline(region, target), high(flops) / max(1.0, rate)))]
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:

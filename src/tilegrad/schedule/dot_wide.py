@@ -40,7 +40,6 @@ from ..tile.build import Body
 from . import sheet as parameters
 from .access import MOVEMENT, Index, base_of, offset_of, reads_below, strides_of, through, unravel
 from .cost import instructions
-from .evaluate import wide
 from .family import Made
 from .problem import problem_of
 from .region import Region
@@ -489,7 +488,7 @@ class WideDot:
         dots = [p.dot for p in self.parts]  # of which each gives a piece
         with self.piece(piece.shape, (batch, row, column)) as (at_m, at_n):
             near = dict(zip(self.near, pieces[len(dots) :]))
-            kind, own_pieces = wide(self.dot.dtype), pieces[: len(dots)]
+            kind, own_pieces = self.dot.dtype.wide, pieces[: len(dots)]
             sums = [
                 own.problem.scaled(self.e, self.b.cast(p, kind), batch, at_n)
                 for own, p in zip(self.parts, own_pieces)
@@ -503,7 +502,7 @@ class WideDot:
             for known in self.brought.get((self.kernel.own, self.kernel.piece), ()):
                 self.e.bind(*known)
             for read, brought in near.items():
-                self.e.bind(read, own, self.b.cast(brought, wide(read.dtype)))
+                self.e.bind(read, own, self.b.cast(brought, read.dtype.wide))
             values = []
             for v in self.stored:
                 at = own if v.shape == self.dot.shape else unravel(linear, v.shape)

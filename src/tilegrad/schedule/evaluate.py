@@ -60,15 +60,10 @@ DIRECT = {
 COMPARE = {op for op in DIRECT if op.category == "compare"}
 
 
-def wide(dtype: DType) -> DType:
-    """The dtype values are computed in: float32 for lower floats."""
-    return dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
-
-
 def running(dtype: DType, kind: str) -> DType:
     """The dtype in which a running sum or product is carried along: float64 for floats, since
     all that came before adds to its error."""
-    return dtypes.float64 if dtype.is_float and kind in ("sum", "prod") else wide(dtype)
+    return dtypes.float64 if dtype.is_float and kind in ("sum", "prod") else dtype.wide
 
 
 class Evaluator:
@@ -162,10 +157,10 @@ class Evaluator:
             if not conditions:
                 return self.value(node.inputs[0], inner)
             if any(c.fails() for c in conditions):
-                return self.body.constant(0, wide(node.dtype))
+                return self.body.constant(0, node.dtype.wide)
             return self._guarded(node.inputs[0], inner, conditions)
         if op is ops.constant:
-            return self.body.constant(node.attrs["value"], wide(node.dtype))
+            return self.body.constant(node.attrs["value"], node.dtype.wide)
         if op in DIRECT:
             seen = self.as_stored if op in COMPARE else self.value
             x = self.body.apply(self.tile_op(node), *(seen(i, index) for i in node.inputs))
@@ -185,7 +180,7 @@ class Evaluator:
     def settled(self, x: Node, node: Node) -> Node:
         """What was computed of a Node, rounded to its dtype where it must not matter what is
         stored."""
-        if not self.settles or wide(node.dtype) is node.dtype:
+        if not self.settles or node.dtype.wide is node.dtype:
             return x
         return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
 
@@ -250,7 +245,7 @@ class Evaluator:
         memory = self.memories[node]
         offset = offset_of(node, index)
         x = self._load(memory, offset)
-        return self.body.cast(x, wide(node.dtype))
+        return self.body.cast(x, node.dtype.wide)
 
     def _varying(self, offset: Size) -> list[Expr]:
         return [a for a in atoms(offset) if a in self.lane_atoms]
@@ -315,14 +310,14 @@ class Evaluator:
 def _cast(e: Evaluator, node: Node, index: Index) -> Node:
     x = e.value(node.inputs[0], index)
     exact = e.body.cast(x, node.dtype)
-    return e.body.cast(exact, wide(node.dtype))
+    return e.body.cast(exact, node.dtype.wide)
 
 
 def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
     source = node.inputs[0]
     x = e.body.cast(e.value(source, index), source.dtype)
     bits = e.body.bitcast(x, node.dtype)
-    return e.body.cast(bits, wide(node.dtype))
+    return e.body.cast(bits, node.dtype.wide)
 
 
 def _fixed_point(e: Evaluator, node: Node, index: Index) -> Node:
@@ -358,7 +353,7 @@ def _concatenate(e: Evaluator, node: Node, index: Index) -> Node:
         return result
     if e.mask is None:
         raise InternalError("schedule.evaluate", f"{index} lies outside {node}")
-    return e.body.constant(0, wide(node.dtype))  # past the end: the mask leaves all of it out
+    return e.body.constant(0, node.dtype.wide)  # past the end: the mask leaves all of it out
 
 
 def _gather(e: Evaluator, node: Node, index: Index) -> Node:
@@ -387,7 +382,7 @@ ROWS: dict[Op, Row] = {
     ops.where: lambda e, node, index: e.body.apply(
         "where", *(e.value(i, index) for i in node.inputs)
     ),
-    ops.iota: lambda e, node, index: e.body.cast(e.body.index(index[0]), wide(node.dtype)),
+    ops.iota: lambda e, node, index: e.body.cast(e.body.index(index[0]), node.dtype.wide),
     ops.size: lambda e, node, index: e.body.index(node.attrs["value"]),
     ops.concatenate: _concatenate,
     ops.gather: _gather,

@@ -23,7 +23,6 @@ from ..ir.symbol import Expr, Size, ceil_divide, floor_divide, high, loop_index,
 from ..tile.build import BodyBuilder
 from ..tile.numeric import COMBINE
 from .access import Place, atom_of, unravel
-from .evaluate import wide
 from .sheet import Sheet
 from .space import KINDS, Part, Space, identity, is_blocked, reduce_index
 
@@ -139,7 +138,7 @@ class Accumulators:
         """Those of reductions that have taken nothing."""
         b, found = self.b, []
         for node in reduces:
-            dtype, kind = wide(node.inputs[0].dtype), KINDS.get(node.op, "max")
+            dtype, kind = node.inputs[0].dtype.wide, KINDS.get(node.op, "max")
             found.append(b.constant(identity(kind, dtype), dtype, shape))
             if node.op is ops.argmax:
                 found.append(b.constant(self.none, int64, shape))

@@ -53,7 +53,6 @@ from .access import (
     unravel,
     walk_down,
 )
-from .evaluate import wide
 from .family import Bodies
 from .lines import CHAIN, Lines, Reductions, RowSweeps, Sweep, sweeps
 from .region import COSTLY, Region
@@ -151,7 +150,7 @@ class FlatLoops(Lines):
                 row = p * side + k
                 with e.vector(base, side, inner, True) as own:
                     for (node, index), line in zip(reads, lines):
-                        e.bind(node, place(index, own, k), b.cast(line[k], wide(node.dtype)))
+                        e.bind(node, place(index, own, k), b.cast(line[k], node.dtype.wide))
                     self.write_all(row, own)
         for number in b.each("turn", 0, side) if inner % side else ():
             with e.scope(), e.vector(inner // side * side, side, inner, False) as own:
@@ -194,7 +193,7 @@ class RowLoops(RowSweeps):
             return
         counts = Counter(key for _, sweep in found for key in self.costly(sweep))
         for key in [k for k, n in counts.items() if n > 1][:4]:
-            self.stash[key] = self.b.allocate((columns,), wide(key[0].dtype), "l1")
+            self.stash[key] = self.b.allocate((columns,), key[0].dtype.wide, "l1")
 
     def costly(self, sweep: Sweep) -> list[Place]:
         """The costly inlined Nodes that a sweep reaches, at indices that depend on the lane."""
@@ -272,7 +271,7 @@ class ColumnLoops(Reductions):
     def accumulators(self, node: Node, block: int) -> list[Node]:
         """Scratch for the running results of a reduction."""
         size = round_up(block, self.lanes)
-        scratch = [self.b.allocate((size,), wide(node.inputs[0].dtype), "l1")]
+        scratch = [self.b.allocate((size,), node.inputs[0].dtype.wide, "l1")]
         if node.op is ops.argmax:
             scratch.append(self.b.allocate((size,), int64, "l1"))
         return scratch

@@ -79,7 +79,7 @@ class Lowering:
         for a in self.arguments:
             self.slot_of[a] = self.new_slot(a.type, "input")
         self.lower_all()
-        outputs = [self.output_slot(r) for r in self.results]
+        outputs = [self.slot(r) for r in self.results]
         inputs = [self.slot_of[a] for a in self.arguments]
         schedule = Schedule(self.slots, self.kernels, inputs, outputs)
         for one, stage in self.steps.kernels:
@@ -126,8 +126,8 @@ class Lowering:
         found = self.targets.pop(node, None)
         return self.new_slot(node.type, "scratch") if found is None else found()
 
-    def output_slot(self, node: Node) -> int:
-        """The Slot a result is read from."""
+    def slot(self, node: Node) -> int:
+        """Where a value is stored."""
         if node not in self.slot_of:
             raise InternalError("schedule.lower", f"{node!r} was never stored")
         return self.slot_of[node]

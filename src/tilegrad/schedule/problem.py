@@ -17,7 +17,7 @@ from ..ir.node import Node
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, floor_divide, high, modulo
 from ..ir.types import product
 from .access import Index, offset_of, placed, through, unravel
-from .evaluate import Evaluator, wide
+from .evaluate import Evaluator
 from .sheet import Sheet
 
 
@@ -73,7 +73,7 @@ class Problem:
     def write(self, sheet: Sheet, stored: Sequence[Node], at: Index, products: Node) -> None:
         """Evaluate and store what a Region wants of some products, which are at (batch, m, n)."""
         e, dot = sheet.e, self.node
-        own = self.scaled(e, sheet.b.cast(products, wide(dot.dtype)), at[0], at[2])
+        own = self.scaled(e, sheet.b.cast(products, dot.dtype.wide), at[0], at[2])
         e.own[dot] = e.settled(own, dot)
         for v in stored:
             sheet.write(v, self.index_like(v, *at))

@@ -41,7 +41,6 @@ from . import sheet as parameters
 from .access import Index, base_of
 from .cost import instructions
 from .dot_wide import WideDot, matrix_of
-from .evaluate import wide
 from .family import Bodies
 from .fuse import Fuser
 from .lowering import Lowering
@@ -163,7 +162,7 @@ LEAST_SIDE = 16
 def lower_tiled(region: Region, target: Target, name: str) -> Bodies:
     """One Body, where no kernel of the library applies."""
     dot, problem = region.anchor, problem_of(region.anchor)
-    accumulator = wide(dtypes.accumulator(dot.inputs[0].dtype))
+    accumulator = dtypes.accumulator(dot.inputs[0].dtype).wide
     sheet = ThreadSheet(name, parameters.of_region(region))
     b, e, (_, _, k, n) = sheet.b, sheet.e, problem.sizes
     e.rounded = region.rounded

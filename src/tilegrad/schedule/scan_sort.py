@@ -16,7 +16,7 @@ from ..tile import ops as tile_ops
 from ..tile.numeric import COMBINE
 from . import sheet as parameters
 from .access import Index, offset_of, unravel
-from .evaluate import running, wide
+from .evaluate import running
 from .family import Bodies
 from .region import Region
 from .sheet import Sheet
@@ -54,7 +54,7 @@ def lower_scan(region: Region, target: Target, name: str) -> Bodies:
     node = region.anchor
     axis = Axis(node)
     sheet = Sheet(name, parameters.of_region(region))
-    lanes = target.lanes(wide(node.dtype)) if high(axis.inner) >= 4 else 1
+    lanes = target.lanes(node.dtype.wide) if high(axis.inner) >= 4 else 1
     while lanes > 1 and lanes >= 2 * high(axis.inner):
         lanes //= 2
     grid, (outer, block) = sheet.programs(axis.outer, ceil_divide(axis.inner, lanes))
@@ -71,7 +71,7 @@ def lower_scan(region: Region, target: Target, name: str) -> Bodies:
 def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[int, ...]) -> None:
     """Along the axis: one element in float64, vectors in blocks whose totals are float64."""
     b, e, kind = sheet.b, sheet.e, low.node.attrs["kind"]
-    dtype, kept = wide(low.node.dtype), running(low.node.dtype, kind)
+    dtype, kept = low.node.dtype.wide, running(low.node.dtype, kind)
 
     def block(start: Size, stop: Size, before: Node | None) -> Node:
         own = kept if before is None else dtype
@@ -101,7 +101,7 @@ def lower_sort(region: Region, target: Target, name: str) -> Bodies:
     sheet = Sheet(name, parameters.of_region(region))
     b, e, x = sheet.b, sheet.e, low.x
     size = high(low.size)
-    dtype = wide(x.dtype)
+    dtype = x.dtype.wide
     keys, numbers = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
     other_keys, other_numbers = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
     grid, (outer, inner) = sheet.programs(low.outer, low.inner)

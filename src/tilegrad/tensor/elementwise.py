@@ -137,7 +137,7 @@ def _scaled(op: Op, a: Any, b: Any, alpha: Any) -> Tensor:
             got=f"alpha={factor} for {dtype}",
             hint="use x.float()",
         )
-    wide = dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
+    wide = dtype.wide
     left, right = (build.cast(n, wide) for n in nodes)
     scaled = ops.multiply(right, build.like(right, factor))
     return wrap(build.cast(op(left, scaled), dtype), a, b)

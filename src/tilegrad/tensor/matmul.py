@@ -148,7 +148,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> Tensor:
 
 
 def _wide(dtype: DType) -> DType:
-    return dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
+    return dtype.wide
 
 
 def _wide_matmul(left: Tensor, right: Tensor) -> Tensor:

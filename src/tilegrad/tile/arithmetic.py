@@ -110,10 +110,8 @@ def elementwise(name: str, *values: Any) -> Any:
     tiles = [cast(tile_of(v, dtype), dtype) for v in values]
     shape = broadcast_shape([t.shape for t in tiles])
     tiles = [broadcast(t, shape) for t in tiles]
-    wide = dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
-    nodes = [b.cast(t.node, wide) for t in tiles]
-    node = b.apply(name, *nodes)
-    if node.dtype is wide:
+    node = b.apply(name, *(b.cast(t.node, dtype.wide) for t in tiles))
+    if node.dtype is dtype.wide:
         node = b.cast(node, dtype)
     return TileValue(node, join_edges(tiles), linear=_linear(name, values))
 

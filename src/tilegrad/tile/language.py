@@ -561,8 +561,7 @@ def _reduce(kind: str, x: Any, axis: int | None, keep: bool = False) -> TileValu
     place = _axis(value, axis)
     b = tracer().builder
     own = value.dtype
-    wide = dtypes.float32 if own.is_float and own.bits < 32 else own
-    whole = cast_tile(fill_axis(value, place, IDENTITY[kind](own)), wide)
+    whole = cast_tile(fill_axis(value, place, IDENTITY[kind](own)), own.wide)
     node = b.cast(b.add(ops.reduce(whole.node, axis=place, kind=kind)), own)
     edges = tuple(e for i, e in enumerate(value.edges) if i != place)
     found = TileValue(node, edges)
@@ -589,9 +588,8 @@ def _scan(kind: str, text: str) -> Callable[..., TileValue]:
     def apply(x: Any, axis: int = -1) -> TileValue:
         value = tile_of(x)
         place, own = _axis(value, axis), value.dtype
-        wide = dtypes.float32 if own.is_float and own.bits < 32 else own
         b = tracer().builder
-        node = b.add(ops.cumulative(b.cast(value.node, wide), axis=place, kind=kind))
+        node = b.add(ops.cumulative(b.cast(value.node, own.wide), axis=place, kind=kind))
         return TileValue(b.cast(node, own), value.edges)
 
     apply.__name__, apply.__doc__ = f"cumulative_{kind}", text

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..core.dtype import DType, float32
+from ..core.dtype import DType
 from ..core.errors import InternalError
 from ..core.target import MatrixUnit, Target
 from ..ir.block import Block, argument
@@ -195,7 +195,7 @@ def _dot(into: Pieces, node: Node) -> None:
 def _vector_dot(into: Pieces, node: Node) -> Source:
     """A dot by rows of accumulators in vector registers."""
     m, n = node.shape
-    wide = float32 if node.dtype.is_float and node.dtype.bits < 32 else node.dtype
+    wide = node.dtype.wide
     left, right = (into.kept(into.source(i), wide) for i in node.inputs[:2])
     c, place = into.source(node.inputs[2]), into.room((m, n), wide)
     lanes = into.target.lanes(wide)

@@ -29,15 +29,12 @@ Meaning = Callable[..., Array]  # of a dtype and the operands
 
 def elementwise(name: str, dtype: DType, inputs: list[Array]) -> Array:
     """One elementwise op; `dtype` is that of the operands."""
-    function = TABLE[name]
-    if dtype.is_float and dtype.bits < 32:
-        result = function(dtypes.float32, *[i.astype(np.float32) for i in inputs])
-        return result if result.dtype == np.bool_ else result.astype(dtype.numpy)
-    if dtype is dtypes.int4:
-        wide = function(dtypes.int8, *[i.astype(np.int8) for i in inputs])
-        return wide if wide.dtype == np.bool_ else _wrap_int4(wide)
-    result = np.asarray(function(dtype, *inputs))
-    return result if result.dtype == np.bool_ else result.astype(dtype.numpy)
+    wide = dtypes.int8 if dtype is dtypes.int4 else dtype.wide
+    given = inputs if wide is dtype else [i.astype(wide.numpy) for i in inputs]
+    result = np.asarray(TABLE[name](wide, *given))
+    if result.dtype == np.bool_:
+        return result
+    return _wrap_int4(result) if dtype is dtypes.int4 else result.astype(dtype.numpy)
 
 
 def _wrap_int4(wide: Array) -> Array:
@@ -387,15 +384,14 @@ FOLDS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, 
 def fold(x: Array, dtype: DType, kind: str, axis: int, whole: bool) -> Array:
     """Reduce (or run along) an axis; sums of narrow floats are kept in float32, a sum of bools is
     whether one holds."""
-    wide = np.dtype(np.float32) if dtype.is_float and dtype.bits < 32 else dtype.numpy
-    wide = np.dtype(np.int8) if dtype.bits == 4 else wide  # NumPy has no folds of int4
+    wide = np.dtype(np.int8) if dtype.bits == 4 else dtype.wide.numpy  # no folds of int4
     call = FOLDS[kind].reduce if whole else FOLDS[kind].accumulate
     return np.asarray(call(x.astype(wide), axis=axis, dtype=wide)).astype(dtype.numpy)
 
 
 def dot(a: Array, b: Array, c: Array, dtype: DType) -> Array:
     """a @ b + c: operands converted to c's dtype, narrow floats accumulated in float32."""
-    wide = np.dtype(np.float32) if dtype.is_float and dtype.bits < 32 else dtype.numpy
+    wide = dtype.wide.numpy
     return (a.astype(wide) @ b.astype(wide) + c.astype(wide)).astype(dtype.numpy)
 
 

@@ -216,14 +216,14 @@ def _along(x: Node, axis: int, kind: str) -> Tile:
     return _tile(x)
 
 
-@row("reduce", numpy=lambda n, x: numeric.fold(x, n.dtype, n.attrs["kind"], n.attrs["axis"], True))
+@row("reduce", numpy=lambda n, x: numeric.fold(x, n.dtype, **n.attrs, whole=True))
 def reduce(x: Node, *, axis: int, kind: str) -> Type:
     """sum, prod, max or min along one axis of the tile"""
     shape = _along(x, axis, kind).shape
     return Tile(shape[:axis] + shape[axis + 1 :], x.dtype)
 
 
-@row("reduce", numpy=lambda n, x: numeric.fold(x, n.dtype, n.attrs["kind"], n.attrs["axis"], False))
+@row("reduce", numpy=lambda n, x: numeric.fold(x, n.dtype, **n.attrs, whole=False))
 def cumulative(x: Node, *, axis: int, kind: str) -> Type:
     """running sum, prod, max or min along one axis"""
     return _along(x, axis, kind)
@@ -242,13 +242,13 @@ def dot(a: Node, b: Node, c: Node) -> Type:
 
 
 def _boxed(node: Node) -> tuple[Touch]:
-    """The box of a load or a store."""
-    writes = node.op is store
-    first, rank = 2 if writes else 1, len(node.inputs[0].shape)
-    shape = node.inputs[1].shape if writes else node.attrs["shape"]
-    mask = node.inputs[-1] if node.attrs["masked"] else None
-    index = node.inputs[first : first + rank]
-    return (box(node.inputs[0], writes, index, shape, node.attrs["axes"], mask=mask),)
+    """The box of a load or a store; that of a matrix unit lies along the last two axes."""
+    writes, rank = node.op in (store, matrix_store), len(node.inputs[0].shape)
+    first, attrs = 2 if writes else 1, node.attrs
+    shape = node.inputs[1].shape if writes else attrs["shape"]
+    mask = node.inputs[-1] if attrs.get("masked") else None
+    index, axes = node.inputs[first : first + rank], attrs.get("axes", (rank - 2, rank - 1))
+    return (box(node.inputs[0], writes, index, shape, axes, mask=mask),)
 
 
 @row("memory", effects=_boxed)
@@ -382,20 +382,13 @@ def hole(*inputs: Node, name: str, type: Type) -> Type:
 # target.matrices.
 
 
-def _matrix_box(node: Node) -> tuple[Touch]:
-    writes, rank = node.op is matrix_store, len(node.inputs[0].shape)
-    shape = node.inputs[1].shape if writes else node.attrs["shape"]
-    index = node.inputs[2 if writes else 1 :]
-    return (box(node.inputs[0], writes, index, shape, (rank - 2, rank - 1)),)
-
-
 @row("matrix", numpy=lambda n: np.zeros(n.shape, n.dtype.numpy))
 def matrix_zero(*, shape: Shape, dtype: DType, unit: str) -> Type:
     """a tile of zeros in the unit's Scope"""
     return Tile(shape, dtype)
 
 
-@row("matrix", effects=_matrix_box)
+@row("matrix", effects=_boxed)
 def matrix_load(memory: Node, *index: Node, shape: Shape, unit: str) -> Type:
     """load a 2-D tile, along the last two axes of the Memory, into the unit's Scope"""
     return Tile(shape, memory.dtype)
@@ -408,7 +401,7 @@ def matrix_dot(acc: Node, a: Node, b: Node, *, unit: str) -> Type:
     return _tile(acc)
 
 
-@row("matrix", effects=_matrix_box)
+@row("matrix", effects=_boxed)
 def matrix_store(memory: Node, value: Node, *index: Node, unit: str) -> Type:
     """write a tile of the unit's Scope, as matrix_load reads it"""
     return NOTHING

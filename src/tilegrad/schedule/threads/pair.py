@@ -22,7 +22,6 @@ from ...ir.symbol import Expr, Size, coefficient, high, minimum, power_of_two
 from ...ir.types import product
 from ...tile.numeric import COMBINE
 from ..access import Index, atom_of, depends, offset_of
-from ..evaluate import wide
 from ..family import Bodies, Made
 from ..lines import Accumulators
 from ..lowering import Lowering
@@ -201,7 +200,7 @@ class PairRows(HeldRows):
             for row in b.each("row", p, rows, programs, state, bounds=bounds):
                 with e.scope():
                     for x, (node, index) in zip(state[count:], self.first_reads(row, lane)):
-                        e.bind(node, index, b.cast(x, wide(node.dtype)))
+                        e.bind(node, index, b.cast(x, node.dtype.wide))
                     after = minimum(row + programs, rows - 1)
                     wanted = self.first_reads(after, lane)
                     ahead = [b.cast(e.value(n, i), n.dtype) for n, i in wanted]

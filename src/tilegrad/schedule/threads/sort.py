@@ -30,7 +30,7 @@ from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
 from ...tile.numeric import COMBINE
 from .. import sheet as parameters
-from ..evaluate import running, wide
+from ..evaluate import running
 from ..family import Bodies, Made
 from ..region import Region
 from ..scan_sort import Axis
@@ -46,7 +46,7 @@ Pair = list[Node]  # keys, places
 
 def key_dtype(dtype: DType) -> DType:
     """The dtype keys are compared in."""
-    found = wide(dtype)
+    found = dtype.wide
     return found if found.is_float or found.bits >= 32 else int32
 
 
@@ -285,7 +285,7 @@ LONG = 16  # inner sizes from which tiles lie along them
 def lower_scan(region: Region, target: Target, name: str) -> Bodies:
     """A running sum, product, maximum or minimum."""
     node, axis = region.anchor, Axis(region.anchor)
-    kind, dtype = node.attrs["kind"], wide(node.dtype)
+    kind, dtype = node.attrs["kind"], node.dtype.wide
     kept = running(node.dtype, kind)
     sheet = ThreadSheet(name, parameters.of_region(region))
     b, e, inner, size = sheet.b, sheet.e, high(axis.inner), high(axis.size)

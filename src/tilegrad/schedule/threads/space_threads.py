@@ -22,7 +22,6 @@ from ..access import (
     symbolic,
 )
 from ..cost import instructions
-from ..evaluate import wide
 from ..sheet import Parameter
 from ..space import Part, Space
 from .tiles import ThreadSheet, TileEvaluator, Viewed
@@ -167,7 +166,7 @@ def warps_for(elements: int) -> int:
 
 def parts_of(reduces: Sequence[Node], size: Size, use: str) -> list[Parameter]:
     """Scratch for so many partial results of reductions."""
-    types = [Array((size,), wide(v.inputs[0].dtype)) for v in reduces]
+    types = [Array((size,), v.inputs[0].dtype.wide) for v in reduces]
     return parameters.scratch([(f"part{n}", t) for n, t in enumerate(types)], use)
 
 

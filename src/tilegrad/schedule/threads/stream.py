@@ -21,7 +21,6 @@ from typing import Any
 from ...ir.node import Node
 from ...ir.symbol import Size, floor_divide, high
 from ..access import atom_of
-from ..evaluate import wide
 from ..family import Bodies
 from ..lines import Sweep
 from .space_threads import ThreadSpace
@@ -127,7 +126,7 @@ class StreamedRows(Sweeper):
         """What a sweep does with one tile that is there."""
         with self.at(sweep, at, whole) as (_, lane):
             for (node, index), x in zip(self.kept.at(sweep.row, lane), values):
-                self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
+                self.e.bind(node, index, self.b.cast(x, node.dtype.wide))
             return self.taken(sweep, lane)
 
     def take_tiles(

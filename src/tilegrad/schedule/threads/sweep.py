@@ -27,7 +27,6 @@ from ...ir.symbol import Expr, Size, coefficient, floor_divide, modulo, substitu
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
 from ..access import MOVEMENT, Index, Place, atom_of, depends, offset_of, unravel
-from ..evaluate import wide
 from ..family import Bodies
 from ..lines import Online, RowSweeps, Sweep, shared_out, sweeps
 from ..space import reduce_index
@@ -207,7 +206,7 @@ class Sweeper(RowSweeps, ThreadPart):
             with tile(k) as (_, lane):
                 column = outer * sweep.inner + lane
                 for node, index, x in asked[k]:
-                    e.bind(node, index, b.cast(x, wide(node.dtype)))
+                    e.bind(node, index, b.cast(x, node.dtype.wide))
                 if self.kept.within:
                     self.keep(lane, at)
                 parts.append(self.taken(sweep, column))
@@ -231,7 +230,7 @@ class Sweeper(RowSweeps, ThreadPart):
         for (node, index), place in zip(self.kept.at(lane), self.kept.held):
             if self.kept.filled:
                 x = b.load(place, (at,), (self.lanes,), (0,))
-                e.bind(node, index, b.cast(x, wide(node.dtype)))
+                e.bind(node, index, b.cast(x, node.dtype.wide))
             else:
                 b.store(place, b.cast(e.value(node, index), node.dtype), (at,), (0,))
 
@@ -330,7 +329,7 @@ class OnlineSums(ThreadPart):
 
     def start(self, online: Online) -> list[Node]:
         """The sum, and the factor and level of its terms, before a sweep."""
-        dtype = wide(online.total.dtype)
+        dtype = online.total.dtype.wide
         return [self.b.constant(x, dtype, self.per_thread()) for x in (0.0, 1.0, -_most(dtype))]
 
     def take_largest(self, old: Node, parts: Sequence[Part]) -> Node:

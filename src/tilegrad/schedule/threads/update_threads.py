@@ -29,7 +29,6 @@ from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of
 from ...ir.types import Array, product
 from .. import sheet as parameters
 from ..access import Index, ravel, symbolic, unravel
-from ..evaluate import wide
 from ..family import Bodies, Made
 from ..region import Region
 from ..update import Update, update_bodies
@@ -207,7 +206,7 @@ class UpdateLowering(Update):
     ) -> Node:
         """What the state holds with the values of all equal destinations taken in."""
         b, e = self.b, self.e
-        old = b.cast(e._load(memory, where), wide(self.value.dtype))
+        old = b.cast(e._load(memory, where), self.value.dtype.wide)
         total = [b.broadcast(old, (lanes,))]
 
         def take(j: Size) -> list[Node]:
@@ -308,7 +307,7 @@ class UpdateLowering(Update):
             with e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
                 inner = self.inner(lane, head)
                 where = self.offset(positions, inner)
-                total = [b.cast(e._load(memory["state"], where), wide(self.value.dtype))]
+                total = [b.cast(e._load(memory["state"], where), self.value.dtype.wide)]
                 start, bounds = longest - 1 if self.mode == "set" else 0, (0, high(self.count) - 1)
                 for t in b.each("t", start, longest, 1, total, 4, bounds):
                     with e.scope():
@@ -336,7 +335,7 @@ class UpdateLowering(Update):
             key = b.apply("maximum", key, 0)
             where = self.offset(self.split(key), inner)
             longest = b.atom("longest", b.reduce(length, 0, "max"), 0, high(self.count))
-            old = b.cast(e._gathered(memory["state"], where, owns), wide(self.value.dtype))
+            old = b.cast(e._gathered(memory["state"], where, owns), self.value.dtype.wide)
             found = [b.broadcast(old, (lanes,))]
             for t in b.each("t", 0, longest, 1, found, bounds=(0, high(self.count) - 1)):
                 with e.scope():

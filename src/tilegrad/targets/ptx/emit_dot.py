@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.dtype import DType, bfloat16, float32
+from ...core.dtype import DType, bfloat16
 from ...core.errors import InternalError
 from ...ir.node import Node
 from . import rules
@@ -40,7 +40,7 @@ def dot(e: Emission, node: Node) -> Registers:
     """c + a @ b."""
     values, (a, b, c) = e.values, node.inputs
     matrix = by_matrix(node)
-    wide = float32 if node.dtype.is_float and node.dtype.bits < 32 else node.dtype
+    wide = node.dtype.wide
     dtype = a.dtype if matrix else wide
     to = e.plan.spread(node)
     if to not in [dot_spread(node, e.threads.count, rows) for rows in (False, True)]:
