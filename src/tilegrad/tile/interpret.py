@@ -407,19 +407,12 @@ def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
     if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
         name = self.body.name
         raise InternalError("tile.interpret", f"{name} writes an element twice in one scatter")
-    value, mode = frame.values[node.inputs[1]], node.attrs["mode"]
-    if mode == "set":
-        into.write(value)
-    else:
-        combine(into, numeric.SCATTER[mode], value)
+    into.write(frame.values[node.inputs[1]])
 
 
 def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
-    return combine(_into(self, frame, node), "add", frame.values[node.inputs[1]])
-
-
-def combine(into: Located, name: str, value: Array) -> Array:
-    """Elements become op(element, value), one after another; gives what each was before."""
+    """Elements grow by values, one after another; gives what each was before."""
+    into, value = _into(self, frame, node), frame.values[node.inputs[1]]
     storage, offset = into.storage, into.offset
     dtype = storage.type.dtype
     live = np.ones(offset.shape, np.bool_) if into.mask is None else into.mask
@@ -430,7 +423,7 @@ def combine(into: Located, name: str, value: Array) -> Array:
             where, one = int(offset[at]), np.broadcast_to(value, offset.shape)[at]
             old = storage.data[where : where + 1]
             before[at] = old[0]
-            new = numeric.elementwise(name, dtype, [old, np.asarray([one], dtype.numpy)])
+            new = numeric.elementwise("add", dtype, [old, np.asarray([one], dtype.numpy)])
             storage.data[where] = new[0]
     return before
 

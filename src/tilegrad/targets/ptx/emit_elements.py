@@ -1,25 +1,19 @@
-"""Elements at offsets that values give: gather, scatter, atomics; and their sort.
+"""Elements at offsets that values give: gather, scatter, atomics.
 
 A scatter takes equal offsets of a Tile in order. Where it cannot be seen that offsets differ, the
-Tile's offsets (and values, where they are combined) are laid out in shared memory: for each element
-its thread looks for others with the same offset, and the last one writes, or the first one combines
-them all. A Body noted as `distinct` says that no two offsets of a scatter are equal. The stable
-sort of keys by all threads of a program is a sorting network whose pairs always rise: partners
-mirrored within a run, then halves nearer and nearer. Pairs that reach past the count are left
-alone, as if what lies there were larger than all keys, so any count is sorted. Equal keys are told
-apart by where they came from, which the second scratch Memory keeps. Invariant: what is in memory
-afterwards does not depend on which thread runs first.
+Tile's offsets are laid out in shared memory: for each element its thread looks for later ones with
+the same offset, and the last one writes. A Body noted as `distinct` says that no two offsets of a
+scatter are equal. Invariant: what a scatter leaves in memory does not depend on which thread runs
+first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from ...core.dtype import DType, int32, int64
+from ...core.dtype import int64
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...tile.numeric import SCATTER
 from ...tile.row import memory_of
 from . import rules
 from .addresses import element_address, load_form, store_form
@@ -40,12 +34,6 @@ ATOMS = {
 }
 
 
-def element_at(e: Emission, memory: Node, at: str, dtype: DType, guard: str = "") -> str:
-    """The element of a number, 0 where a guard does not hold."""
-    where = f"[{element_address(e, memory, at, dtype)}]"
-    return read_run(e, where, load_form(memory), memory.dtype, guard=guard)[0]
-
-
 def masks_of(e: Emission, node: Node, number: int, spread: Spread) -> Registers:
     """The registers of an op's mask; '' where it has none."""
     if len(node.inputs) > number:
@@ -63,7 +51,9 @@ def gather(e: Emission, node: Node) -> Registers:
     seen: dict[tuple[str, str], str] = {}
     for at, mask in zip(offsets, masks):
         if (at, mask) not in seen:
-            seen[at, mask] = element_at(e, memory, at, e.values.dtype(offset), mask)
+            where = f"[{element_address(e, memory, at, e.values.dtype(offset))}]"
+            found = read_run(e, where, load_form(memory), memory.dtype, guard=mask)
+            seen[at, mask] = found[0]
     return e.values.loaded(node, [seen[key] for key in zip(offsets, masks)])
 
 
@@ -86,10 +76,6 @@ def scatter(e: Emission, node: Node) -> None:
     for register, at, mask in zip(registers, offsets, masks):
         where = f"[{element_address(e, memory, at, e.values.dtype(offset))}]"
         guard = e.threads.and_guards(mask, owner)
-        if node.attrs["mode"] != "set":
-            old = read_run(e, where, load_form(memory), memory.dtype, guard=guard)[0]
-            name = SCATTER[node.attrs["mode"]]
-            register = rules.apply(e, name, memory.dtype, old, register)
         write_run(e, where, store_form(memory), memory.dtype, [register], guard)
 
 
@@ -126,24 +112,17 @@ def in_order(e: Emission, node: Node) -> None:
         masks = values.get(node.inputs[3], plain)
         offsets = [e.value("selp.b64", o, none, m) for o, m in zip(offsets, masks)]
     count = math.prod(offset.shape)
-    combined = node.attrs["mode"] != "set"
-    base = e.shared.scratch(count * (16 if combined else 8))
+    base = e.shared.scratch(8 * count)
     numbers = line_numbers(e, plain)
     owner = e.threads.owner(plain)
-    for number, at, x in zip(numbers, offsets, registers):
-        address = e.mad(number, 8, base)
-        e.put("st.shared.b64", f"[{address}]", at, guard=owner)
-        if combined:
-            put_word(e, f"[{address}+{8 * count}]", x, memory.dtype, owner)
+    for number, at in zip(numbers, offsets):
+        e.put("st.shared.b64", f"[{e.mad(number, 8, base)}]", at, guard=owner)
     e.shared.written()
     for number, at, x in zip(numbers, offsets, registers):
         live = e.threads.and_guards(e.test("ge.s64", at, 0), owner)
         where = f"[{element_address(e, memory, at, int64)}]"
-        if combined:
-            first_combines(e, node, base, count, number, at, where, live)
-        else:
-            alone = search(e, base, e.add(number, 1), str(count), at, live)
-            write_run(e, where, store_form(memory), memory.dtype, [x], alone)
+        alone = search(e, base, e.add(number, 1), count, at, live)
+        write_run(e, where, store_form(memory), memory.dtype, [x], alone)
 
 
 def line_numbers(e: Emission, spread: Spread) -> Registers:
@@ -153,50 +132,17 @@ def line_numbers(e: Emission, spread: Spread) -> Registers:
     return [e.add(part, offset) for offset in offsets_of(spread, steps)]
 
 
-def first_combines(
-    e: Emission, node: Node, base: str, count: int, number: str, at: str, where: str, live: str
-) -> None:
-    """If an element is the first of its offset, it combines all of them."""
-    memory = node.inputs[0]
-    alone = search(e, base, e.copy("b32", 0), number, at, live)
-    kind = rules.kind_of(memory.dtype)
-    total = e.new(kind)
-    e.move([total], read_run(e, where, load_form(memory), memory.dtype, guard=alone), kind)
-
-    def take(address: str, same: str) -> None:
-        other = get_word(e, f"[{address}+{8 * count}]", memory.dtype)
-        new = rules.apply(e, SCATTER[node.attrs["mode"]], memory.dtype, total, other)
-        e.move([total], [new], kind, same)
-
-    over_offsets(e, base, e.copy("b32", number), str(count), at, take)
-    write_run(e, where, store_form(memory), memory.dtype, [total], alone)
-
-
-def search(e: Emission, base: str, start: str, stop: str, at: str, live: str) -> str:
-    """`live`, unless the offset occurs again between two places."""
+def search(e: Emission, base: str, place: str, count: int, at: str, live: str) -> str:
+    """`live`, unless the offset occurs again from a place on."""
     alone = e.copy("pred", live)
     never = e.test("ne.s32", e.threads.constant(0), 0)
-    over_offsets(e, base, start, stop, at, lambda _, same: e.move([alone], [never], "pred", same))
-    return alone
-
-
-def over_offsets(
-    e: Emission, base: str, start: str, stop: str, at: str, each: Callable[[str, str], None]
-) -> None:
-    """A loop over places of the Tile; each(address, whether its offset is the same)."""
-    address = e.mad(start, 8, base)
-    head, done, more = e.label("look"), e.label("looked"), e.new("pred")
-    e.put("setp.ge.s32", more, start, stop)
-    e.put("bra", done, guard=more)
-    e.place(head)
-    with e.memo.inside():
+    address = e.mad(place, 8, base)
+    with e.until(("look", "looked"), "bra", "ge.s32", place, str(count)):
         same = e.test("eq.s64", e.value("ld.shared.b64", f"[{address}]"), at)
-        each(address, same)
-    e.put("add.s32", address, address, "8")
-    e.put("add.s32", start, start, "1")
-    e.put("setp.lt.s32", more, start, stop)
-    e.put("bra", head, guard=more)
-    e.place(done)
+        e.move([alone], [never], "pred", same)
+        e.put("add.s32", address, address, "8")
+        e.put("add.s32", place, place, "1")
+    return alone
 
 
 # ---- atomics ------------------------------------------------------------------------------------
@@ -227,88 +173,3 @@ def atomic_add(e: Emission, node: Node) -> Registers:
     put_word(e, f"[{base}]", found[0], dtype, owner)
     e.shared.written()
     return [get_word(e, f"[{base}]", dtype)]
-
-
-# ---- sort ---------------------------------------------------------------------------------------
-
-
-Item = tuple[str, ...]  # registers of key, place and origin
-
-
-def sort(e: Emission, node: Node) -> None:
-    """Sort keys, and places with them."""
-    keys, numbers, _, origins, count_node = node.inputs
-    for memory in (keys, numbers, origins):
-        e.shared.touch(memory, writes=True)
-    count = e.values.index32(count_node)
-    each(
-        e,
-        count,
-        lambda at: leave_at(e, origins, at, rules.convert(e, int32, origins.dtype, at)),
-    )
-    e.shared.sync()
-    log_half, half = e.copy("b32", 0), e.copy("b32", 1)
-    with e.until(("runs", "sorted"), "bra.uni", "ge.s32", half, count):
-        last = e.sub(e.shl(half, 1), 1)
-        step(e, node, log_half, count, lambda low: e.xor(low, last))
-        near = e.sub(log_half, 1)
-        with e.until(("halves", "next"), "bra.uni", "lt.s32", near, "0"):
-            distance = e.shl("1", near)
-            step(e, node, near, count, lambda low: e.add(low, distance))
-            e.put("sub.s32", near, near, "1")
-        e.put("add.s32", log_half, log_half, "1")
-        e.put("shl.b32", half, half, "1")
-
-
-def each(e: Emission, count: str, function: Callable[[str], None]) -> None:
-    """Numbers below a count, spread over the threads."""
-    at = e.copy("b32", e.threads.number)
-    with e.until(("each", "done"), "bra", "ge.s32", at, count):
-        with e.memo.inside():
-            function(at)
-        e.put("add.s32", at, at, str(e.threads.count))
-
-
-def step(e: Emission, node: Node, shift: str, count: str, partner: Callable[[str], str]) -> None:
-    """All pairs whose lower one has a zero digit at `shift`."""
-    memories = node.inputs[0], node.inputs[1], node.inputs[3]
-
-    def pair(number: str) -> None:
-        above = e.shr(number, shift)
-        inside = e.sub(number, e.shl(above, shift))
-        low = e.add(e.shl(e.shl(above, shift), 1), inside)
-        high = partner(low)
-        skip = e.label("skip")
-        e.put("bra", skip, guard=e.test("ge.s32", high, count))
-        first, second = (
-            tuple(element_at(e, memory, at, int32) for memory in memories) for at in (low, high)
-        )
-        e.put("bra", skip, guard=f"!{before(e, node, second, first)}")
-        for at, item in ((low, second), (high, first)):
-            for memory, register in zip(memories, item):
-                leave_at(e, memory, at, register)
-        e.place(skip)
-
-    each(e, count, pair)
-    e.shared.sync()
-
-
-def leave_at(e: Emission, memory: Node, at: str, register: str) -> None:
-    """Write an element at a number."""
-    where = f"[{element_address(e, memory, at, int32)}]"
-    write_run(e, where, store_form(memory), memory.dtype, [register], "")
-
-
-def before(e: Emission, node: Node, a: Item, b: Item) -> str:
-    """Whether one item comes before another; nan is larger than all numbers."""
-    dtype = node.inputs[0].dtype
-    small, large = (b[0], a[0]) if node.attrs["descending"] else (a[0], b[0])
-    less = rules.apply(e, "less", dtype, small, large)
-    same = rules.apply(e, "equal", dtype, a[0], b[0])
-    if dtype.is_float:
-        nan = [rules.apply(e, "not_equal", dtype, x, x) for x in (small, large)]
-        number = e.value("not.pred", nan[0])
-        less = e.value("or.pred", less, e.and_predicates(number, nan[1]))
-        same = e.value("or.pred", same, e.and_predicates(*nan))
-    sooner = rules.apply(e, "less", node.inputs[3].dtype, a[2], b[2])
-    return e.value("or.pred", less, e.and_predicates(same, sooner))
