@@ -35,7 +35,7 @@ from .build import Body
 from .concurrent import Judge, Machine, Steps, Waiting
 from .happening import event
 from .ordering import Role, scalar
-from .row import TileOp, Touch, compute, effects_of, is_placed, memory_of, touches_of
+from .row import TileOp, Touch, compute, effects_of, is_placed, memory_of, touch_of
 
 Array = np.ndarray[Any, Any]
 Values = dict[Node, Any]
@@ -395,8 +395,7 @@ VALUES: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
 
 def _into(self: Interpreter, frame: Frame, node: Node) -> Located:
     """The elements that a Node writes."""
-    *_, last = touches_of(node)
-    (into,) = self.located(frame.values, node, [last])
+    (into,) = self.located(frame.values, node, [touch_of(node)])
     assert into is not None
     return into
 

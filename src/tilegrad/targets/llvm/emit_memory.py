@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.types import Shape, unravel
-from ...tile.row import memory_of, touches_of
+from ...tile.row import memory_of, moved_tile, touch_of
 from .emit_shape import (
     Emission,
     Values,
@@ -38,7 +37,7 @@ from .rules import (
 # ---- memory ---------------------------------------------------------------------------
 
 
-def offset_of(e: Emission, memory: Node, index: Sequence[Any]) -> str:
+def offset_of(e: Emission, memory: Node, index: Sequence[Node]) -> str:
     """The element offset of an index."""
     type_ = memory_of(memory)
     total = "0"
@@ -99,16 +98,14 @@ def to_memory(e: Emission, x: str, dtype: DType, lanes: int) -> str:
     return e.value(f"{wider} {vector(own, lanes)} {x} to {vector('i8', lanes)}")
 
 
-def vectors_at(
-    e: Emission, node: Node, value: Node
-) -> tuple[Iterator[tuple[str, str | None]], str]:
+def vectors_at(e: Emission, node: Node) -> tuple[Iterator[tuple[str, str | None]], str]:
     """The offset and the mask of each vector of a tile that an op moves, and the stride along its
     lanes; '' where every lane has an offset of its own."""
-    *_, touch = touches_of(node)
+    touch, value = touch_of(node), moved_tile(node)
     if touch.offsets is not None:
         offsets, stride = e.values[touch.offsets], ""
     else:
-        start = offset_of(e, touch.memory, touch.index)
+        start = offset_of(e, touch.memory, touch.nodes)
         offsets, stride = offsets_of(e, touch.memory, value.shape, touch.axes, start)
     masks: Sequence[str | None] = [None]
     if touch.mask is not None:
@@ -119,7 +116,7 @@ def vectors_at(
 
 def _load(e: Emission, node: Node) -> Values:
     memory, lanes = node.inputs[0], lanes_of(node)
-    found, stride = vectors_at(e, node, node)
+    found, stride = vectors_at(e, node)
     return [load_vector(e, memory, o, stride, lanes, m, node.dtype) for o, m in found]
 
 
@@ -185,7 +182,7 @@ def gather_vector(
 def _store(e: Emission, node: Node) -> None:
     memory, value = node.inputs[:2]
     lanes = lanes_of(value)
-    found, stride = vectors_at(e, node, value)
+    found, stride = vectors_at(e, node)
     for x, (o, m) in zip(e.values[value], found):
         store_vector(e, memory, to_memory(e, x, value.dtype, lanes), o, stride, lanes, m)
 
@@ -222,7 +219,7 @@ def _atomic_add(e: Emission, node: Node) -> Values:
     memory, value = node.inputs[:2]
     kinds, lanes = (scalar_type(node.dtype), "i64", "i1"), lanes_of(value)
     before = []
-    for x, (o, m) in zip(e.values[value], vectors_at(e, node, value)[0]):
+    for x, (o, m) in zip(e.values[value], vectors_at(e, node)[0]):
         for lane in range(lanes):
             one = [lane_of(e, part, kind, lanes, lane) for part, kind in zip((x, o, m), kinds)]
             before.append(added(e, memory, node.dtype, *one))

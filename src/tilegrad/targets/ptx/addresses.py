@@ -23,7 +23,7 @@ from ...ir.node import Node
 from ...ir.symbol import Size
 from ...ir.types import Memory
 from ...tile.bounds import divisor_of
-from ...tile.row import memory_of
+from ...tile.row import Touch, memory_of
 from .emission import Emission
 from .moves import Run, runs_of
 from .shared import SWIZZLES
@@ -71,27 +71,19 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
     return e.value(form, offset, str(size), pointer)
 
 
-def addresses_of(
-    e: Emission, memory: Node, index: Index, spread: Spread, axes: Sequence[int]
-) -> tuple[list[str], list[Run]]:
-    """The operands that address each register of a Tile at an index, and its runs."""
-    type_ = memory_of(memory)
-    align = _alignment(e, type_, index)
+def addresses_of(e: Emission, touch: Touch, spread: Spread) -> tuple[list[str], list[Run]]:
+    """The operands that address each register of a Tile in a box, and its runs."""
+    memory, index, type_ = touch.memory, touch.nodes, memory_of(touch.memory)
+    align = 16  # a number of elements that divides the offset of the index, 16 at most
+    for node, stride in zip(index, type_.element_strides()):
+        align = math.gcd(align, e.bounds.divisor(node) * divisor_of(stride))
     if type_.scope == "global":
-        return _global_addresses(e, memory, index, spread, axes, align)
+        return _global_addresses(e, touch, spread, align)
     if SWIZZLES[type_.layout]:
         raise InternalError("ptx.emit", "a swizzled place is read and written whole")
     base, strides = lead_address(e, memory, index), type_.element_strides()
-    steps = [int(strides[a]) for a in axes]
+    steps = [int(strides[a]) for a in touch.axes]
     return e.shared.addresses(base, spread, steps, type_.dtype.size, align or 16)
-
-
-def _alignment(e: Emission, type_: Memory, index: Index) -> int:
-    """A number of elements that divides the offset of an index, 16 at most."""
-    align = 16
-    for node, stride in zip(index, type_.element_strides()):
-        align = math.gcd(align, e.bounds.divisor(node) * divisor_of(stride))
-    return align
 
 
 def lead_address(e: Emission, place: Node, index: Index, start: str = "") -> str:
@@ -123,12 +115,12 @@ def uniform_address(e: Emission, memory: Node, index: Sequence[Node | None]) -> 
     return address
 
 
-def _based_address(e: Emission, memory: Node, index: Index, own: str) -> tuple[str, int]:
+def _based_address(e: Emission, touch: Touch, own: str) -> tuple[str, int]:
     """A 64-bit address and the bytes to add to it for an index, `own` bytes of the thread in
     the first: what differs from an index before by a constant shares that one's address."""
-    type_ = memory_of(memory)
+    memory, type_ = touch.memory, memory_of(touch.memory)
     strides = type_.element_strides()
-    parts = [apart(n) if isinstance(s, int) else (n, 0) for n, s in zip(index, strides)]
+    parts = [apart(n) if isinstance(s, int) else (n, 0) for n, s in zip(touch.nodes, strides)]
     constant = sum(c * int(s) * type_.dtype.size for (_, c), s in zip(parts, strides) if c)
     far = constant >> REACH << REACH
 
@@ -153,19 +145,14 @@ def _step64(e: Emission, stride: Size, size: int) -> str:
 
 
 def _global_addresses(
-    e: Emission,
-    memory: Node,
-    index: Index,
-    spread: Spread,
-    axes: Sequence[int],
-    align: int,
+    e: Emission, touch: Touch, spread: Spread, align: int
 ) -> tuple[list[str], list[Run]]:
     """The same in global memory: along axes of long or symbolic strides in 64 bits."""
-    type_ = memory_of(memory)
-    size, strides = type_.dtype.size, [type_.element_strides()[a] for a in axes]
+    type_ = memory_of(touch.memory)
+    size, strides = type_.dtype.size, [type_.element_strides()[a] for a in touch.axes]
     reach = [n * s * size if isinstance(s, int) else FAR for n, s in zip(spread.shape, strides)]
     near = [int(s) * size if r < FAR // 4 else 0 for s, r in zip(strides, reach)]
-    address, constant = _based_address(e, memory, index, e.threads.offset(spread, near))
+    address, constant = _based_address(e, touch, e.threads.offset(spread, near))
     far = [a for a, r in enumerate(reach) if r >= FAR // 4]
     bases: dict[tuple[int, ...], str] = {}
     addresses = []

@@ -35,8 +35,8 @@ from . import (
     emit_memory,
     emit_placed,
     emit_shape,
-    rules,
 )
+from .element import constant, kind_of
 from .emission import Emission, Emit
 from .moves import packed, unpacked
 from .plan_spread import ELEMENTWISE
@@ -169,7 +169,7 @@ def emit_node(e: Emission, node: Node) -> None:
     name, elementwise = node.op.name, node.op.category in ELEMENTWISE
     scalar = node.type is not None and getattr(node.type, "shape", None) == ()
     if scalar and name == "constant":
-        value = rules.constant(e, node.attrs["value"], e.values.dtype(node))
+        value = constant(e, node.attrs["value"], e.values.dtype(node))
         e.values.held[node] = [value]
     elif scalar and elementwise:
         operands = tuple(e.values.scalar(i) for i in node.inputs)
@@ -300,7 +300,7 @@ def copies(e: Emission, node: Node) -> int:
 def _carried(e: Emission, argument: Node, given: Node) -> Carried:
     """Registers for what a loop carries, set to what it starts with."""
     count = len(e.plan.spread(argument).registers)
-    one = Carried(argument, [], rules.kind_of(e.values.dtype(argument)))
+    one = Carried(argument, [], kind_of(e.values.dtype(argument)))
     if argument.dtype.size == 2 and count % 2 == 0:
         one.paired, one.kind, count = True, "b32", count // 2
     one.registers = [e.new(one.kind) for _ in range(count)]
@@ -376,7 +376,7 @@ def branch(e: Emission, node: Node) -> None:
     results: list[Carried] = []
     for number, value in enumerate(node.blocks[0].results):
         sample = next((g for g in e.gets.get(node, ()) if g.attrs["index"] == number), value)
-        kind = rules.kind_of(e.values.dtype(sample))
+        kind = kind_of(e.values.dtype(sample))
         count = len(e.plan.spread(sample).registers) if not e.plan.free(sample) else 0
         results.append(Carried(sample, [e.new(kind) for _ in range(count)], kind))
     e.put("bra.uni", otherwise, guard=f"!{e.values.scalar(node.inputs[0])}")

@@ -16,6 +16,7 @@ from ...core.dtype import DType, bfloat16, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from . import rules
+from .element import convert, kind_of
 from .emission import Emission
 from .moves import read_run, runs_of
 from .plan_spread import by_matrix, dot_spread, warp_grid
@@ -64,7 +65,7 @@ def dot(e: Emission, node: Node) -> Registers:
 
 def converted(w: Writer, registers: Registers, source: DType, to: DType) -> Registers:
     """Registers in another dtype."""
-    return registers if source is to else [rules.convert(w, source, to, r) for r in registers]
+    return registers if source is to else [convert(w, source, to, r) for r in registers]
 
 
 def take_turn(e: Emission, node: Node, bytes_: int) -> str:
@@ -208,7 +209,7 @@ def by_threads(
     e: Emission, to: Spread, left: Laid, right: Laid, totals: Registers, k: int, dtype: DType
 ) -> Registers:
     """Each thread multiplies its rows by its columns."""
-    kind = rules.kind_of(dtype)
+    kind = kind_of(dtype)
     held = {at: e.copy(kind, r) for at, r in zip(to.registers, totals)}
     a, b = left.base, right.base
     row, column = (e.threads.part(to.fields, axis) for axis in (0, 1))

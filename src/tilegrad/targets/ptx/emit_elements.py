@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 
-from ...core.dtype import int64
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...tile.row import memory_of
-from . import rules
+from ...tile.row import memory_of, touch_of
 from .addresses import element_address, load_form, store_form
+from .element import kind_of
 from .emission import Emission
 from .emit_memory import access
 from .moves import get_word, offsets_of, put_word, read_run, write_run
@@ -34,27 +33,32 @@ ATOMS = {
 }
 
 
-def masks_of(e: Emission, node: Node, number: int, spread: Spread) -> Registers:
-    """The registers of an op's mask; '' where it has none."""
-    if len(node.inputs) > number:
-        return e.values.get(node.inputs[number], spread)
-    return [""] * len(spread.registers)
+def elements_of(e: Emission, node: Node, spread: Spread) -> list[tuple[str, str]]:
+    """The offset and the guard ('' where there is none) of each element that an op moves."""
+    touch = touch_of(node)
+    assert touch.offsets is not None
+    offsets, masks = e.values.get(touch.offsets, spread), [""] * len(spread.registers)
+    masks = masks if touch.mask is None else e.values.get(touch.mask, spread)
+    access(e, touch.memory, touch.writes)
+    return list(zip(offsets, masks))
+
+
+def address_at(e: Emission, node: Node, at: str) -> str:
+    """Where the element of an op lies that has an offset."""
+    touch = touch_of(node)
+    assert touch.offsets is not None
+    return f"[{element_address(e, touch.memory, at, e.values.dtype(touch.offsets))}]"
 
 
 def gather(e: Emission, node: Node) -> Registers:
     """Elements at offsets."""
-    memory, offset = node.inputs[0], node.inputs[1]
-    spread = e.values.spread_of(node)
-    offsets = e.values.get(offset, spread)
-    masks = masks_of(e, node, 2, spread)
-    access(e, memory, writes=False)
+    memory, spread = node.inputs[0], e.values.spread_of(node)
     seen: dict[tuple[str, str], str] = {}
-    for at, mask in zip(offsets, masks):
-        if (at, mask) not in seen:
-            where = f"[{element_address(e, memory, at, e.values.dtype(offset))}]"
-            found = read_run(e, where, load_form(memory), memory.dtype, guard=mask)
-            seen[at, mask] = found[0]
-    return e.values.loaded(node, [seen[key] for key in zip(offsets, masks)])
+    elements = elements_of(e, node, spread)
+    for at, mask in dict.fromkeys(elements):
+        where = address_at(e, node, at)
+        (seen[at, mask],) = read_run(e, where, load_form(memory), memory.dtype, guard=mask)
+    return e.values.loaded(node, [seen[key] for key in elements])
 
 
 # ---- scatter ------------------------------------------------------------------------------------
@@ -65,17 +69,17 @@ def scatter(e: Emission, node: Node) -> None:
     memory, value, offset = node.inputs[:3]
     held = [n for n in (value, offset, *node.inputs[3:]) if n.shape and not e.plan.free(n)]
     spread = e.plan.spread(held[0]) if held else e.values.spread_of(offset)
-    access(e, memory, writes=True)
-    if offset.shape and not (e.body.notes.get("distinct") or differ(e, offset)):
-        in_order(e, node)
-        return
-    registers = e.values.stored(value, spread)
-    offsets = e.values.get(offset, spread)
-    masks = masks_of(e, node, 3, spread)
+    ordered = not (e.body.notes.get("distinct") or differ(e, offset))
+    if ordered:
+        spread = blocked(offset.shape, e.threads.count, 1)
+    registers, elements = e.values.stored(value, spread), elements_of(e, node, spread)
     owner = e.threads.owner(spread)
-    for register, at, mask in zip(registers, offsets, masks):
-        where = f"[{element_address(e, memory, at, e.values.dtype(offset))}]"
-        guard = e.threads.and_guards(mask, owner)
+    guards = [e.threads.and_guards(mask, owner) for _, mask in elements]
+    if ordered:
+        offsets = e.values.stored(offset, spread)
+        guards = last_of_equal(e, spread, offsets, guards)
+    for register, (at, _), guard in zip(registers, elements, guards):
+        where = address_at(e, node, at)
         write_run(e, where, store_form(memory), memory.dtype, [register], guard)
 
 
@@ -100,41 +104,23 @@ def differ(e: Emission, offset: Node) -> bool:
     return False
 
 
-def in_order(e: Emission, node: Node) -> None:
-    """A scatter whose offsets may be equal."""
-    values = e.values
-    memory, value, offset = node.inputs[:3]
-    plain = blocked(offset.shape, e.threads.count, 1)
-    registers = values.stored(value, plain)
-    offsets = [values.resize(r, values.dtype(offset), int64) for r in values.get(offset, plain)]
-    if len(node.inputs) > 3:
-        none = e.copy("b64", -1)
-        masks = values.get(node.inputs[3], plain)
-        offsets = [e.value("selp.b64", o, none, m) for o, m in zip(offsets, masks)]
-    count = math.prod(offset.shape)
-    base = e.shared.scratch(8 * count)
-    numbers = line_numbers(e, plain)
-    owner = e.threads.owner(plain)
-    for number, at in zip(numbers, offsets):
-        e.put("st.shared.b64", f"[{e.mad(number, 8, base)}]", at, guard=owner)
-    e.shared.written()
-    for number, at, x in zip(numbers, offsets, registers):
-        live = e.threads.and_guards(e.test("ge.s64", at, 0), owner)
-        where = f"[{element_address(e, memory, at, int64)}]"
-        alone = search(e, base, e.add(number, 1), count, at, live)
-        write_run(e, where, store_form(memory), memory.dtype, [x], alone)
-
-
-def line_numbers(e: Emission, spread: Spread) -> Registers:
-    """The place of every register's element in the Tile, row by row."""
-    steps = steps_of(spread.shape)
+def last_of_equal(e: Emission, spread: Spread, offsets: Registers, guards: Registers) -> Registers:
+    """Guards that hold for the last element of each offset, of those whose own guard holds."""
+    count, steps = math.prod(spread.shape), steps_of(spread.shape)
+    base, owner = e.shared.scratch(8 * count), e.threads.owner(spread)
     part = e.threads.offset(spread, steps) or e.threads.constant(0)
-    return [e.add(part, offset) for offset in offsets_of(spread, steps)]
+    places = [e.add(part, offset) for offset in offsets_of(spread, steps)]
+    none = e.copy("b64", -1)
+    live = [e.value("selp.b64", at, none, g) if g else at for at, g in zip(offsets, guards)]
+    for place, at in zip(places, live):
+        e.put("st.shared.b64", f"[{e.mad(place, 8, base)}]", at, guard=owner)
+    e.shared.written()
+    return [search(e, base, e.add(place, 1), count, at) for place, at in zip(places, live)]
 
 
-def search(e: Emission, base: str, place: str, count: int, at: str, live: str) -> str:
-    """`live`, unless the offset occurs again from a place on."""
-    alone = e.copy("pred", live)
+def search(e: Emission, base: str, place: str, count: int, at: str) -> str:
+    """Whether there is an offset, and it does not occur again from a place on."""
+    alone = e.test("ge.s64", at, 0)
     never = e.test("ne.s32", e.threads.constant(0), 0)
     address = e.mad(place, 8, base)
     with e.until(("look", "looked"), "bra", "ge.s32", place, str(count)):
@@ -150,21 +136,19 @@ def search(e: Emission, base: str, place: str, count: int, at: str, live: str) -
 
 def atomic_add(e: Emission, node: Node) -> Registers:
     """Elements added at offsets; what was there before."""
-    memory, value, offset = node.inputs[:3]
+    memory, value = node.inputs[:2]
     dtype, values = memory.dtype, e.values
     if dtype.name not in ATOMS:
         raise InternalError("ptx.emit", f"no atomic addition of {dtype}")
     spread = e.plan.spread(node)
-    registers = values.stored(value, spread)
-    masks = masks_of(e, node, 3, spread)
+    registers, elements = values.stored(value, spread), elements_of(e, node, spread)
     space = "global" if memory_of(memory).scope == "global" else "shared"
-    access(e, memory, writes=True)
     form = f"atom.relaxed.gpu.{space}.add.{ATOMS[dtype.name]}"
-    kind, owner, found = rules.kind_of(dtype), e.threads.owner(spread), []
-    for at, register, mask in zip(values.get(offset, spread), registers, masks):
-        address = element_address(e, memory, at, values.dtype(offset))
+    kind, owner, found = kind_of(dtype), e.threads.owner(spread), []
+    for register, (at, mask) in zip(registers, elements):
+        where = address_at(e, node, at)
         found.append(e.copy(kind, 0))
-        e.put(form, found[-1], f"[{address}]", register, guard=e.threads.and_guards(mask, owner))
+        e.put(form, found[-1], where, register, guard=e.threads.and_guards(mask, owner))
     if not owner:
         return found
     if spread.shape:

@@ -16,8 +16,8 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import product
 from ...tile.row import memory_of
-from . import rules
 from .addresses import by_matrix, lead_address, matrix_rows, place_runs, row_address
+from .element import kind_of
 from .emission import Emission
 from .emit_barriers import barrier_address
 from .emit_matrix import operand_words, operands_of
@@ -49,7 +49,7 @@ def register_tile(e: Emission, node: Node) -> None:
         e.placed.registers[node] = operand_words(e, node)
         e.placed.paired.add(node)
         return
-    spread, kind = e.plan.spread(node), rules.kind_of(node.dtype)
+    spread, kind = e.plan.spread(node), kind_of(node.dtype)
     count = len(spread.registers)
     if kind == "b16" and in_pairs(spread):
         e.placed.paired.add(node)
@@ -72,7 +72,7 @@ def read_place(e: Emission, node: Node) -> Registers:
     place, index = node.inputs[0], node.inputs[1:]
     if place in e.placed.registers:
         paired = place in e.placed.paired
-        kind = "b32" if paired else rules.kind_of(place.dtype)
+        kind = "b32" if paired else kind_of(place.dtype)
         found = [e.copy(kind, r) for r in e.placed.registers[place]]
         return unpacked(e, found, place.dtype) if paired else found
     spread = e.plan.spread(node)
@@ -99,7 +99,7 @@ def write_place(e: Emission, node: Node) -> None:
         if place in e.placed.paired:
             e.move(e.placed.registers[place], packed(e, registers, place.dtype), "b32")
         else:
-            e.move(e.placed.registers[place], registers, rules.kind_of(place.dtype))
+            e.move(e.placed.registers[place], registers, kind_of(place.dtype))
         return
     spread = e.values.spread_of(value)
     registers = e.values.get(value, spread)
