@@ -78,8 +78,6 @@ def entry_of(e: Emission, name: str) -> Entry:
     """How the entry is launched."""
     body = e.body
     bytes_ = e.shared.bytes + (1024 if e.swizzled else 0)
-    if body.notes.get("alone"):  # two of them do not fit on a core
-        bytes_ = max(bytes_, e.target.limits["shared_bytes_per_core"] // 2)
     arguments = (
         *(("pointer", i) for i in range(len(body.parameters) + bool(body_sites(body)))),
         *(("symbol", s.name) for s in body_symbols(body)),
