@@ -33,8 +33,8 @@ from ...ir.symbol import (
     substitute,
 )
 from ...tile import ops as tile_ops
-from ..access import ELEMENTWISE, Condition, Index, symbolic
-from ..evaluate import ROWS
+from ..access import ELEMENTWISE, Condition, Index, Place, symbolic
+from ..evaluate import ROWS, wide
 from ..sheet import Sheet
 from .exponent import ExponentEvaluator
 from .views import Viewed, seen_along
@@ -90,6 +90,12 @@ class TileEvaluator(ExponentEvaluator):
                 yield at_row, at_lane
         finally:
             vars(self).update(before)
+
+    @contextmanager
+    def vector(self, base: Size, lanes: int, size: Size, whole: bool = False) -> Iterator[Size]:
+        """The lanes of one row alone; yields the lane."""
+        with self.tile(0, 1, 1, base, lanes, size, whole) as (_, lane):
+            yield lane
 
     def _axis(self, name: str, base: Size, count: int, size: Size, whole: bool) -> Any:
         """The index, atom and mask of a tile axis."""
@@ -155,6 +161,15 @@ class TileEvaluator(ExponentEvaluator):
         return b.apply("equal", lanes, b.broadcast(number, (self.lanes,)))
 
     # ---- loads and stores -----------------------------------------------------------------
+
+    def ask(self, reads: Sequence[Place]) -> list[Node]:
+        """Stored values as they are stored: what they are needed for comes later."""
+        return [self.body.cast(self.value(n, i), n.dtype) for n, i in reads]
+
+    def have(self, reads: Sequence[Place], values: Sequence[Node]) -> None:
+        """Reads that were asked for before."""
+        for (node, index), x in zip(reads, values):
+            self.bind(node, index, self.body.cast(x, wide(node.dtype)))
 
     def _affine(self, offset: Size, varying: list[Expr]) -> tuple[Size, Size, Size] | None:
         """(factor of the row, factor of the lane, the rest), where the offset is that."""

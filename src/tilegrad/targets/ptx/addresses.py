@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ...core.dtype import DType, int32
 from ...core.errors import InternalError
@@ -192,13 +191,7 @@ def _far_address(
 PIECE = 16  # bytes that are exchanged as one
 
 
-@dataclass(frozen=True)
-class PlaceRun:
-    """Neighbouring registers of a Tile in a place."""
-
-    where: str
-    first: int
-    count: int
+PlaceRun = tuple[str, int, int]  # neighbouring registers in a place: where, the first, how many
 
 
 def span_of(type_: Memory) -> int:
@@ -219,7 +212,7 @@ def place_runs(
         return _swizzled_runs(e, type_, base, spread, swizzle)
     steps = [int(s) for s in type_.element_strides()[len(index) :]]
     addresses, runs = e.shared.addresses(base, spread, steps, size, 16)
-    return [PlaceRun(addresses[at], at, count) for at, count in runs]
+    return [(addresses[at], at, count) for at, count in runs]
 
 
 def _held_runs(e: Emission, place: Node, base: str, spread: Spread) -> list[PlaceRun]:
@@ -229,7 +222,7 @@ def _held_runs(e: Emission, place: Node, base: str, spread: Spread) -> list[Plac
     if known != spread or spread.copies(threads) or count * size % PIECE:
         raise InternalError("ptx.emit", f"{place!r} is held as {known}, and as {spread}")
     own, each = e.mad(e.threads.number, PIECE, base), PIECE // size
-    return [PlaceRun(f"[{own}+{at * size * threads}]", at, each) for at in range(0, count, each)]
+    return [(f"[{own}+{at * size * threads}]", at, each) for at in range(0, count, each)]
 
 
 def _swizzled_runs(
@@ -249,9 +242,7 @@ def _swizzled_runs(
     if not apart or not whole or not _disjoint(spread) or size > PIECE:
         row, column = (e.threads.part(spread.fields, a) or e.threads.constant(0) for a in (0, 1))
         return [
-            PlaceRun(
-                _swizzled_address(e, base, e.add(row, r), e.add(column, c), type_), start, count
-            )
+            (_swizzled_address(e, base, e.add(row, r), e.add(column, c), type_), start, count)
             for (start, count), (r, c) in zip(runs, starts)
         ]
 
@@ -268,7 +259,7 @@ def _swizzled_runs(
     for (start, count), (r, c) in zip(runs, starts):
         block, number = divmod(c * size // PIECE, turns)
         where = near.at(number, r * swizzle + block * rows * swizzle)
-        found.append(PlaceRun(where, start, count))
+        found.append((where, start, count))
     return found
 
 

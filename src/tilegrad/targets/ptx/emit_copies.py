@@ -219,7 +219,7 @@ def store_threads(e: Emission, node: Node) -> None:
     inside = pieces_inside(e, memory, index, node, cover)
     words = []
     for where in pieces_at(e, place, lead, cover, 0):
-        words.append(braced([e.new("b32") for _ in range(4)]))
+        words.append(braced(e.several("b32", 4)))
         e.put("ld.shared.v4.b32", words[-1], where, guard=cover.guard)
     into = pieces_of(e, memory, index, node.attrs["axes"], cover)
     for address, held, word in zip(into, inside, words):

@@ -18,7 +18,7 @@ from ...ir.node import Node
 from . import rules
 from .element import convert, kind_of
 from .emission import Emission
-from .moves import read_run, runs_of
+from .moves import load_matrices, read_run, runs_of
 from .plan_spread import by_matrix, dot_spread, warp_grid
 from .spread import Spread, accumulator_80
 from .write import Registers, Writer, braced
@@ -195,11 +195,8 @@ def loaded(
     w: Writer, laid: Laid, start: str, along: int, step: int, k_rows: bool, count: int
 ) -> Registers:
     """Registers of the 8 x 8 pieces at (place along the result, place along k)."""
-    words = [w.new("b32") for _ in range(count)]
-    form = f"ldmatrix.sync.aligned.m8n8.x{count}" + (".trans" if k_rows else "") + ".shared.b16"
     at = step * laid.stride + 2 * along if k_rows else along * laid.stride + 2 * step
-    w.put(form, braced(words), f"[{start}+{at}]")
-    return words
+    return load_matrices(w, f"[{start}+{at}]", k_rows, count)
 
 
 # ---- threads ------------------------------------------------------------------------------------

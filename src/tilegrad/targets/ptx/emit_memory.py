@@ -122,7 +122,7 @@ def load_runs(e: Emission, at: Reached, form: str, dtype: DType) -> Registers:
         runs = [(at.addresses[i], n, guards[i]) for i, n in at.runs]
         return [r for where, n, guard in runs for r in read_run(e, where, form, dtype, n, guard)]
     kind = kind_of(dtype)
-    result = [e.new(kind) for _ in at.addresses]
+    result = e.several(kind, len(at.addresses))
     with arms(e, at.mask or ()) as otherwise:
         e.move(result, load_runs(e, replace(at, mask=None), form, dtype), kind)
         otherwise()

@@ -45,13 +45,8 @@ DERIVED = ("broadcast", "reshape", "transpose")
 NEAR = 1 << 18  # elements of a Memory that caches keep
 
 
-@dataclass
-class Relation:
-    """`to` can be derived from `source` by `make`."""
-
-    source: Node
-    to: Node
-    make: Callable[[Spread], Spread]
+Make = Callable[[Spread], Spread]
+Relation = tuple[Node, Node, Make]  # the second can be derived from the first
 
 
 @dataclass
@@ -231,28 +226,31 @@ class SpreadPlan:
             self._wish(node).scanned = node.attrs["axis"]
         elif name in ("reduce", "extract"):
             axis = node.attrs.get("axis", 0)
-            self.relations.append(Relation(x, node, lambda s: s.drop(axis)))
+            self._relate(x, node, lambda s: s.drop(axis))
             if name == "reduce" and self._holds(x):
                 self._wish(x).reduced.add(axis)
         elif name == "stack_rows":
             self._join(*node.inputs)
             count = len(node.inputs)
-            self.relations.append(Relation(x, node, lambda s: s.stack(count)))
+            self._relate(x, node, lambda s: s.stack(count))
         elif name == "part":
             start, shape, own = node.attrs["start"], node.attrs["shape"], x.shape
-            self.relations.append(Relation(x, node, lambda s: s.part(start, shape)))
-            self.relations.append(Relation(node, x, lambda s: s.whole(start, own)))
+            self._relate(x, node, lambda s: s.part(start, shape))
+            self._relate(node, x, lambda s: s.whole(start, own))
         elif name == "transpose":
             order = node.attrs["order"]
             back = [order.index(i) for i in range(len(order))]
-            self.relations.append(Relation(x, node, lambda s: s.permute(order)))
-            self.relations.append(Relation(node, x, lambda s: s.permute(back)))
+            self._relate(x, node, lambda s: s.permute(order))
+            self._relate(node, x, lambda s: s.permute(back))
         elif name == "reshape":
             to, own = node.shape, x.shape
-            self.relations.append(Relation(x, node, lambda s: s.reshape(to)))
-            self.relations.append(Relation(node, x, lambda s: s.reshape(own)))
+            self._relate(x, node, lambda s: s.reshape(to))
+            self._relate(node, x, lambda s: s.reshape(own))
         elif name == "broadcast":
-            self.relations.append(Relation(node, x, lambda s: broadcast_source(s, x.shape)))
+            self._relate(node, x, lambda s: broadcast_source(s, x.shape))
+
+    def _relate(self, source: Node, to: Node, make: Make) -> None:
+        self.relations.append((source, to, make))
 
     def _memory(self, node: Node) -> None:
         name, touch = node.op.name, touch_of(node)
@@ -359,17 +357,17 @@ class SpreadPlan:
         while progress:
             progress, left = False, []
             for relation in relations:
-                if self.free(relation.to) or relation.to.shape == ():
+                source, to, make = relation
+                if self.free(to) or to.shape == ():
                     continue
-                to = self._find(relation.to)
+                source, to = self._find(source), self._find(to)
                 if to in self.anchors:
                     continue
-                source = self._find(relation.source)
                 if source not in self.anchors:
                     left.append(relation)
                     continue
                 try:
-                    self.anchors[to] = relation.make(self.anchors[source])
+                    self.anchors[to] = make(self.anchors[source])
                     progress = True
                 except InternalError:
                     pass  # cannot be derived: it takes the default and is moved where it is used

@@ -233,9 +233,7 @@ class Values:
             packed = convert_pair(self.w, source, to, low, high)
             if packed is None:
                 return None
-            first, second = self.w.new("b16"), self.w.new("b16")
-            self.w.put("mov.b32", braced((first, second)), packed)
-            result += [first, second]
+            result += self.w.cut(packed)
         return result
 
     def cast_cut(self, node: Node, spread: Spread) -> Registers | None:
