@@ -31,7 +31,7 @@ from verdict import end, failures, verdict, wrong
 from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.target import A100, Target
-from tilegrad.kernels.attention import threads, threads_backward
+from tilegrad.kernels.attention import threads
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.kernels.attention.threads import WarpPlan
 from tilegrad.targets.ptx.emit import emit
@@ -105,12 +105,9 @@ class Measured:
             m["delta"].copy_((m["dout"].float() * m["out"].float()).sum(-1))
         torch.cuda.synchronize()
         chosen = [
-            (side, plan or threads_backward.plans(self.x, self.target, side)[0])
-            for side in threads_backward.SIDES
+            (side, plan or threads.plans(self.x, self.target, side)[0]) for side in threads.SIDES
         ]
-        return self.launch(
-            [threads_backward.backward(self.x, p, self.target, side) for side, p in chosen]
-        )
+        return self.launch([threads.attend(self.x, p, self.target, (), side) for side, p in chosen])
 
     def theirs(self, part: str) -> list[Callable[[], Any]]:
         """FlashAttention-2 on the same inputs."""
@@ -173,18 +170,13 @@ class Measured:
         """The model's Plans."""
         if part == "forward":
             return threads.plans(self.x, self.target)[0]
-        return [threads_backward.plans(self.x, self.target, s)[0] for s in threads_backward.SIDES]
-
-    @staticmethod
-    def module(part: str) -> Any:
-        """The file of a part's kernel."""
-        return threads if part == "forward" else threads_backward
+        return [threads.plans(self.x, self.target, s)[0] for s in threads.SIDES]
 
     def plans(self, part: str) -> list[Any]:
         """Plans of a sweep that fit shared memory."""
         made = [WarpPlan((m, n), w, s) for m, n, w in TILES[part] for s in (2, 1)]
-        most, shared = self.target.memories["shared"].bytes, self.module(part).shared_bytes
-        return [p for p in made if shared(self.x, p) <= most]
+        most, side = self.target.memories["shared"].bytes, "" if part == "forward" else "keys"
+        return [p for p in made if threads.shared_bytes(self.x, p, side) <= most]
 
 
 class Warps(Bench):

@@ -1,17 +1,18 @@
-"""bf16 (fp16, tf32, fp8) matrix products of an LLM's layers: ours beside cuBLAS through torch.
+"""Matrix products of an LLM's layers (bf16, fp16, tf32, fp8, int8): ours beside cuBLAS by torch.
 
     python bench/gemm.py                  the table of layers and M
     python bench/gemm.py --sweep          every Plan of a small space for each case
     python bench/gemm.py --sizes 1,512    few cases
     python bench/gemm.py --untuned        with an empty PlanTable
     python bench/gemm.py --dtype float8_e4m3 --scales row     beside torch._scaled_mm, by row
+    python bench/gemm.py --dtype int8 --random 0  beside torch._int_mm, which wants over 16 rows
     python bench/gemm.py --layers none --cube 0 --random 0 --few 8     few tokens, more random sizes
     python bench/gemm.py --sweep --layers random --sizes 64,128 --plans 6
 
 Where the PlanTable has another Plan than the model would choose, both are measured in turns.
 Results are checked against a float32 product first. Products of fp8 give bf16, with scales for each
 row and column ("row") or one for each operand ("tensor") in the epilogue; torch's fast
-accumulation is on.
+accumulation is on. Products of int8 give int32, as torch's do, and are equal to the bit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from verdict import end, verdict, wrong
 
 from gpu import Bench, sets
 from tilegrad.core.config import configure
-from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, float32
+from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, float32, int8, int32
 from tilegrad.core.target import Target
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.plan import choose, ranked, transposed
@@ -41,6 +42,7 @@ from tilegrad.tile.build import fill
 
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336)}
 SCALES = ["row"]  # of fp8
+LEAST_ROWS = 16  # torch multiplies no fewer of int8
 SIZES = (1, 8, 32, 64, 128, 256, 512, 2048, 8192)
 
 
@@ -50,14 +52,20 @@ class Case:
     def __init__(self, bench: Bench, m: int, n: int, k: int, dtype: DType = bfloat16) -> None:
         self.bench, self.m, self.n, self.k, self.dtype = bench, m, n, k, dtype
         self.eight = dtype is float8_e4m3
-        result = bfloat16 if self.eight else dtype
+        result = {float8_e4m3: bfloat16, int8: int32}.get(dtype, dtype)
         self.operands = Operands(m, n, k, dtype, result)
         self.y_of_ours: list[Any] = []
         kind = torch.float8_e4m3fn if self.eight else getattr(torch, dtype.name)
         torch.backends.cuda.matmul.allow_tf32 = True
         count = sets(dtype.size * (m * k + n * k) + result.size * m * n)
-        self.x = [torch.randn(m, k, device="cuda").to(kind) for _ in range(count)]
-        self.w = [torch.randn(n, k, device="cuda").to(kind) for _ in range(count)]
+        wide = 1 if dtype.is_float else 40
+        self.x, self.w = (
+            [
+                (wide * torch.randn(s, k, device="cuda")).clamp(-127, 127).to(kind)
+                for _ in range(count)
+            ]
+            for s in (m, n)
+        )
         out = getattr(torch, result.name)
         self.y = [torch.empty(m, n, device="cuda", dtype=out) for _ in range(count)]
         by_row = SCALES[0] == "row"
@@ -85,8 +93,9 @@ class Case:
         """Launches of cuBLAS."""
         if self.eight:
             return self.scaled()
+        multiply = torch.mm if self.dtype.is_float else torch._int_mm
         return [
-            lambda i=i: torch.mm(self.x[i], self.w[i].t(), out=self.y[i])
+            lambda i=i: multiply(self.x[i], self.w[i].t(), out=self.y[i])
             for i in range(len(self.x))
         ]
 
@@ -128,7 +137,7 @@ class Case:
     def error(self, run: Any, number: int = 0) -> float:
         """Relative error against a float32 product, every element written."""
         result = self.y_of_ours[number] if self.y_of_ours else self.y[number]
-        result.fill_(float("nan"))
+        result.fill_(float("nan") if result.is_floating_point() else -1)
         torch.cuda.synchronize()
         with torch.cuda.stream(self.bench.stream):
             run()
@@ -136,11 +145,14 @@ class Case:
         torch.backends.cuda.matmul.allow_tf32 = False
         wanted = self.wanted(number)
         torch.backends.cuda.matmul.allow_tf32 = True  # what cuBLAS is asked for with float32
+        if not self.dtype.is_float:
+            return float((result.double() - wanted).abs().max())  # to the bit
         return float((result.float() - wanted).norm() / wanted.norm())
 
     def wanted(self, number: int) -> torch.Tensor:
         """The product in float32."""
-        found = self.x[number].float() @ self.w[number].float().t()
+        wide = torch.float32 if self.dtype.is_float else torch.float64
+        found = self.x[number].to(wide) @ self.w[number].to(wide).t()
         return found * self.scales[0] * self.scales[1].t() if self.eight else found
 
 
@@ -307,7 +319,12 @@ def report(rows: list[dict[str, Any]]) -> None:
     """The bars."""
     for label, sizes, bar, least in (
         ("large M", (512, 2048, 8192), 1.0, 0.93),
-        ("small M", (1, 8, 32, 64, 128), 1.05, 0.95),
+        (
+            "small M",
+            (1, 8, 32, 64, 128),
+            1.05 if any(r["dtype"] != "int8" for r in rows) else 1.0,
+            0.95,
+        ),
     ):
         some = [r for r in rows if r["m"] in sizes and r["layer"] in LAYERS]
         if some:
@@ -359,6 +376,7 @@ def main() -> None:
     print(bench.device, {k: f"{v:.3e}" for k, v in ceilings.items()}, flush=True)
     names, sizes = given.layers.split(","), [int(s) for s in given.sizes.split(",")]
     dtype = dtype_of(given.dtype)
+    sizes = [s for s in sizes if s > LEAST_ROWS or dtype is not int8]
     SCALES[0] = given.scales
     if given.sweep:
         sweep(bench, names, sizes, given.plans, dtype)

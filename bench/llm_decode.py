@@ -4,6 +4,7 @@
     python bench/llm_decode.py --batches 1 --profile   each kernel of the step, its time and bytes
     python bench/llm_decode.py --format Q4_1 --batches 1
     python bench/llm_decode.py --format fp8            e4m3 by channel, inputs by token, a bf16 head
+    python bench/llm_decode.py --format int8           int8 by channel, inputs by token
     python bench/llm_decode.py --format fp8 --fp8-head          the head in fp8 too
     python bench/llm_decode.py --format fp8 --input-scale 0.02  inputs with a scale that is given
     python bench/llm_decode.py --format fp8 --kv-cache-dtype fp8   keys and values in e4m3, or int8
@@ -51,7 +52,10 @@ BARS = {1: 4.2, 8: 4.5, 32: 5.4, 128: 9.0}  # ms
 PEERS = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # vLLM 0.24, measured on the same kind of GPU
 PREFILL_BAR = 43_000  # tokens a second
 LAUNCHES_BAR, HOST_BAR, QUANTISED_BAR = 200, 50.0, 0.75
-FP8 = ("E4M3_ROW_F32", "E4M3_ROW_F32")  # of weights and of inputs
+EIGHT = {  # Formats of weights and of inputs
+    "fp8": ("E4M3_ROW_F32", "E4M3_ROW_F32"),
+    "int8": ("INT8_ROW_F32", "INT8_ROW_F32"),
+}
 FIXED = "E4M3_TENSOR_F32"  # of inputs with a scale that is given
 FP8_BARS = {1: 2.15, 8: 2.4, 32: 3.25, 128: 6.9}  # ms; vLLM 0.24: 3.50, 3.87, 5.47, 9.24
 FP8_CACHE_BARS = {128: 5.2}  # with keys and values in e4m3
@@ -474,7 +478,7 @@ def report(
     rows: Sequence[dict[str, Any]], prefilled: dict[str, Any] | None, form: str, kept: str = "auto"
 ) -> None:
     """The bars."""
-    eight = form == "fp8"
+    eight = form in EIGHT  # int8 has the bars of fp8: as many bytes
     quantised, bars = bool(form) and not eight, FP8_BARS if eight else BARS
     if eight and kept != "auto":
         bars = {**bars, **FP8_CACHE_BARS}
@@ -520,7 +524,7 @@ def main() -> None:
     shared = weights(model)
     options.bytes = 0
     if options.format:
-        form, inputs = FP8 if options.format == "fp8" else (options.format, "")
+        form, inputs = EIGHT.get(options.format, (options.format, ""))
         fixed = options.input_scale
         inputs = FIXED if inputs and fixed is not None else inputs
         given = (format_of(form), inputs, options.fp8_head, fixed)

@@ -4,15 +4,19 @@
 
 Every Format, as Tensors over a file's bytes: products of 1, 3, 8 and 70 tokens, products with what
 is around them, rows by number; 2:4 weights, and fp8 in blocks of 128 x 128, with up to 2,048
-tokens; experts in fp8. Prints one row per Format and ends with a status other than 0 if any failed.
+tokens; int8 by rows; experts in fp8; a small model that is rounded as it is loaded, against the
+same on the CPU. Prints one row per Format and ends with a status other than 0 if any failed.
 Judged against float64 products with the Format's own values.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
+import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +26,16 @@ import numpy as np
 import tilegrad as tg
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.format import QUANTISED, Format, format_of
+from tilegrad.generate import LLM
 from tilegrad.nn.functional import silu
 from tilegrad.tensor.matmul import grouped_dot
 from tilegrad.tensor.norm import rms_norm
 from tilegrad.tensor.stored import stored
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "generate"))
 
+import tiny_model
 from quantised_rows import random_rows
 
 ROWS, COLUMNS = 192, 1536
@@ -36,7 +43,9 @@ INPUTS = {  # what inputs are rounded to, of Formats whose codes matrix units mu
     "BF16_SPARSE": "",
     "E4M3_ROW_F32_SPARSE": "E4M3_ROW_F32",
     "E4M3_128X128_F32": "E4M3_G128_F32",
+    "INT8_ROW_F32": "INT8_ROW_F32",
 }
+MODELS = ("fp8", "int8")  # how models are rounded as they are loaded
 EXPERTS, COUNT = ("E4M3_ROW_F32", "E4M3_TENSOR_F32"), 8
 ALLOWED = 1.2e-2  # of the largest result: weights and results are rounded to bfloat16
 
@@ -117,14 +126,18 @@ def check_codes(form: Format) -> dict[str, float]:
         return tg.quant.rounded(x, given) if given else x
 
     for tokens in (1, 20, 70, 128, 300, 2048):
-        x = held(rng, tokens) if given else on_gpu(rng.standard_normal((tokens, COLUMNS)))
+        x = held(rng, tokens, given) if given else on_gpu(rng.standard_normal((tokens, COLUMNS)))
         found = tg.jit(lambda x: rounded(x) @ weights.T)(x)
         errors[f"{tokens} tokens"] = off(found, x.numpy().astype(np.float64) @ w.T)
     return errors
 
 
-def held(rng: np.random.Generator, rows: int) -> tg.Tensor:
-    """Rows that fp8 holds with a scale of 1 / 128, so that there is nothing to round."""
+def held(rng: np.random.Generator, rows: int, form: str = "E4M3_ROW_F32") -> tg.Tensor:
+    """Rows that fp8 holds with a scale of 1 / 128, or int8 with 1 / 32: nothing is rounded."""
+    if form.startswith("INT8"):
+        whole = rng.integers(-127, 128, (rows, COLUMNS))
+        whole[:, 0] = 127
+        return on_gpu(whole / 32)
     values = rng.standard_normal((rows, COLUMNS)).clip(-3.5, 3.5).astype(ml_dtypes.float8_e4m3fn)
     values[:, ::128] = 3.5
     return on_gpu(values)
@@ -158,24 +171,41 @@ def check_experts(form: Format) -> dict[str, float]:
     return errors
 
 
+def check_model(quantization: str) -> dict[str, float]:
+    """How far the scores of a small model are from those of the same on the CPU, on average."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny_model.write_folder(Path(folder) / "model", {})
+        text, found = "the sea was calm and the wind was low " * 4, []
+        for device in ("cpu", "cuda"):
+            llm = LLM(path, context=128, requests=2, quantization=quantization, device=device)
+            found.append(np.asarray(llm.score(llm.tokenizer.encode(text)), np.float64))
+            assert len(llm.generate(text[:20], max_tokens=8).tokens) > 0
+    return {"scores": float(np.abs(found[0] - found[1]).mean())}
+
+
 def main() -> int:
     """Run the checks."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     failed = 0
+    checks: list[tuple[str, Callable[[], dict[str, float]]]] = []
     for form in [*QUANTISED, *map(format_of, (*INPUTS, *EXPERTS))]:
-        if given.only and form.name != given.only:
+        one = check_experts if form.name in EXPERTS else check
+        one = check_codes if form.name in INPUTS else one
+        checks.append((form.name, functools.partial(one, form)))
+    checks += [(f"a model in {m}", functools.partial(check_model, m)) for m in MODELS]
+    for name, run in checks:
+        if given.only and name != given.only:
             continue
         try:
-            one = check_experts if form.name in EXPERTS else check
-            errors = (check_codes if form.name in INPUTS else one)(form)
+            errors = run()
             good = all(e < ALLOWED for e in errors.values())
-            text = ", ".join(f"{name} {e:.1e}" for name, e in errors.items())
+            text = ", ".join(f"{what} {e:.1e}" for what, e in errors.items())
         except Exception:  # one Format that fails must not hide the others
             good, text = False, traceback.format_exc(limit=3)
         failed += not good
-        print(f"{'ok' if good else 'FAIL'} {form.name}: {text}", flush=True)
+        print(f"{'ok' if good else 'FAIL'} {name}: {text}", flush=True)
     return 1 if failed else 0
 
 

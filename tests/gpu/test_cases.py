@@ -97,11 +97,15 @@ def test_checks_of_tensors_pass(name: str, cuda, monkeypatch) -> None:  # noqa: 
 
 
 @pytest.mark.parametrize("cuda", [Interpreted], indirect=True)
-@pytest.mark.parametrize("name", ["Q4_1", pytest.param("BF16_SPARSE", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["Q4_1", *(pytest.param(n, marks=pytest.mark.slow) for n in ("INT8_ROW_F32", "BF16_SPARSE"))],
+)
 def test_quantised_checks_pass(name: str, cuda, monkeypatch) -> None:  # noqa: F811
     monkeypatch.setattr(quantised_checks, "ROWS", 96)
     form = format_of(name)
-    made = quantised_checks.check_sparse(form) if form.sparse else quantised_checks.check(form)
+    of_codes = name in quantised_checks.INPUTS
+    made = (quantised_checks.check_codes if of_codes else quantised_checks.check)(form)
     assert made and max(made.values()) < quantised_checks.ALLOWED
 
 

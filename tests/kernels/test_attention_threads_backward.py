@@ -1,4 +1,4 @@
-"""kernels/attention/threads_backward.py: gradients against float64, as PTX of sm_80 on the
+"""kernels/attention/threads.py: gradients against float64, as PTX of sm_80 on the
 simulator; what is chosen for real sizes is assembled: no spill, no stack frame.
 """
 
@@ -18,8 +18,7 @@ from tilegrad.core.target import A100
 from tilegrad.graph import build, ops
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.shape import AttentionShape
-from tilegrad.kernels.attention.threads import WarpPlan
-from tilegrad.kernels.attention.threads_backward import SIDES, backward, plans, why_not
+from tilegrad.kernels.attention.threads import SIDES, WarpPlan, attend, plans, why_not
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -150,7 +149,8 @@ def test_against_float64(name: str) -> None:
     x, plan, more = CASES[name]
     made, wanted = numbers(x, more)
     for side in SIDES:
-        body = backward(x, plan, A100, side, [Memory(m.shape, dtype_of(m.dtype)) for m in more])
+        types = [Memory(m.shape, dtype_of(m.dtype)) for m in more]
+        body = attend(x, plan, A100, types, side)
         assert not [f for f in check_body(body, A100) if f.severity == "error"]
         memories = [made[p.attrs["name"]] for p in body.parameters]
         if name in ("full", "window, groups"):
@@ -182,8 +182,8 @@ def test_backward_of_a_graph_takes_it() -> None:
 
 
 def test_refused() -> None:
-    assert "128" in why_not(shape(width=256))
-    assert not why_not(shape(extras=("mask",)))
+    assert "128" in why_not(shape(width=256), True)
+    assert not why_not(shape(extras=("mask",)), True)
 
 
 @pytest.mark.sampled(3)
@@ -197,6 +197,6 @@ def test_assembled(width: int, given: dict[str, Any], side: str) -> None:
     x = shape(batch=4, heads=16, key_heads=4, **sizes, **given)
     for target, arch in ((A100, "sm_80"), (HELD, "sm_90")):
         plan = plans(x, target, side)[0]
-        made = assemble(emit(backward(x, plan, target, side), "entry", A100)[0], arch)
+        made = assemble(emit(attend(x, plan, target, (), side), "entry", A100)[0], arch)
         report = made.reports["entry"]
         assert report.spill_stores == report.spill_loads == report.stack_bytes == 0, (plan, report)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, float32
+from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32
 from tilegrad.core.target import H100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.matmul.plan import choose, ranked, transposed
@@ -34,8 +34,10 @@ DTYPES = (
     (float32, float32),
     (float8_e4m3, bfloat16),
     (float8_e4m3, float8_e4m3),
+    (int8, int32),
+    (int8, bfloat16),
 )
-ALONG_K = (float32, float8_e4m3)  # whose operands are stored so alone
+ALONG_K = (float32, float8_e4m3, int8)  # whose operands are stored so alone
 
 
 def random_operands(draw: random.Random) -> Operands:
@@ -43,7 +45,7 @@ def random_operands(draw: random.Random) -> Operands:
     dtype, result = draw.choice(DTYPES)
     m = draw.choice((1, 5, 16, 40, 64, 100, 128, 130, 300, 1000, 4096, draw.randrange(1, 5000)))
     n, k = (8 * draw.randrange(1, 2 ** draw.randrange(2, 12)) for _ in range(2))
-    if dtype is float8_e4m3:
+    if dtype.size == 1:
         n, k = 2 * n, 2 * k
     batch = draw.choice((1, 1, 1, 3))
     along = (True, True) if dtype in ALONG_K else (draw.random() < 0.7, draw.random() < 0.7)
@@ -81,7 +83,10 @@ def test_every_plan_can_be_built(seed: int) -> None:
         assert places(body) + 1024 <= target.memories["shared"].bytes
         assert choice.plan.programs <= max(1, target.cores)
     for choice in (found[0], draw.choice(found)):
-        body = fill(kernel(x, choice), "epilogue", lambda b, inputs, added: inputs[0])
+        wide = float32 if x.result.is_float else int32
+        body = fill(
+            kernel(x, choice), "epilogue", lambda b, given, _, to=wide: b.cast(given[0], to)
+        )
         assert not [f for f in check_body(body, target) if f.severity == "error"]
         text, entry = emit(body, "matmul", target)
         assert "wgmma" in text and entry.shared_bytes <= target.memories["shared"].bytes

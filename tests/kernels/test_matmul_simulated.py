@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 from simulator import simulate
 
-from tilegrad.core.dtype import bfloat16, float8_e4m3
+from tilegrad.core.dtype import bfloat16, float8_e4m3, int8, int32
 from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
@@ -49,6 +48,14 @@ CASES = {
         Operands(128, 64, 400, float8_e4m3, bfloat16),
         WidePlan((128, 64, 128), 2, 2, 1, 32, split=2),
     ),
+    "int8 cluster": (
+        Operands(256, 136, 272, int8, int32),
+        WidePlan((128, 128, 128), 3, 2, 2, 32, cluster=2),
+    ),
+    "int8 split, turned": (
+        Operands(136, 16, 800, int8, int32, turned=True),
+        WidePlan((64, 16, 128), 3, 6, 1, 8, split=2, dependent=True),
+    ),
     "split": (operands(128, 64, 200), WidePlan((128, 64, 64), 2, 2, 1, 32, split=2)),
 }
 
@@ -58,16 +65,21 @@ def test_simulated(name: str) -> None:
     x, plan = CASES[name]
     body = fill(wide_matmul(x, plan), "epilogue", lambda b, inputs, attrs: inputs[0])
     rng = np.random.default_rng(0)
+    scale = 1 if x.dtype.is_float else 40
     a, b = (
-        rng.standard_normal((x.batch, *shape)).astype(x.dtype.numpy)
+        (scale * rng.standard_normal((x.batch, *shape))).astype(x.dtype.numpy)
         for shape in ((x.m, x.k), (x.k, x.n))
     )
-    c = np.full((x.batch, x.m, x.n), np.nan, ml_dtypes.bfloat16)
+    shape = (x.batch, x.n, x.m) if x.turned else (x.batch, x.m, x.n)
+    c = np.full(shape, np.nan if x.result.is_float else -1, x.result.numpy)
     given = [
         a if x.a_along_k else np.swapaxes(a, 1, 2).copy(),
         np.swapaxes(b, 1, 2).copy() if x.b_along_k else b,
         c,
     ]
     simulate(*emit(body, "matmul", H200), [g[0] if x.batch == 1 else g for g in given])
-    wanted = a.astype(np.float32) @ b.astype(np.float32)
+    wanted = a.astype(np.float64) @ b.astype(np.float64)
+    wanted = np.swapaxes(wanted, 1, 2) if x.turned else wanted
+    if not x.dtype.is_float:
+        return np.testing.assert_array_equal(c, wanted)
     np.testing.assert_allclose(c.astype(np.float32), wanted, rtol=1e-2, atol=0.3)

@@ -84,6 +84,24 @@ def test_no_spills_beside_bytes() -> None:
     fits(tg.jit(gradient).lower(tg.ones(7, 13, 4), tg.ones(7, 13, 4, dtype=tg.bool)))
 
 
+DOUBLES: list[tuple[Function, Function, tuple[int, int]]] = [
+    (tg.nn.functional.softplus, USES["sum of rows"], (4, 2000)),
+    (tg.nn.functional.softplus, lambda y: tg.relu(y.amin()), (64, 16)),
+    (tg.nn.functional.softplus, USES["logsumexp of columns"], (300, 40)),
+    (tg.nn.functional.gelu, USES["sum of all"], (300, 40)),
+    (lambda x: (x.abs() + 0.5) ** (x * 0.25), USES["argmax"], (300, 40)),
+    (lambda x: (x.abs() + 0.5) ** (x * 0.25), USES["softmax"], (4, 2000)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(DOUBLES)))
+def test_no_spills_of_float64(number: int) -> None:
+    """Functions of float64 take more steps, and a value two registers."""
+    expression, use, shape = DOUBLES[number]
+    x, mask = tg.ones(*shape, dtype=tg.float64), tg.ones(*shape, dtype=tg.bool)
+    fits(tg.jit(lambda x, mask: use(tg.where(mask, 1, expression(x)))).lower(x, mask))
+
+
 def fits(lowered: Any) -> None:
     """Every program has all it holds in registers, and is assembled soon."""
     for target in (A100, H200):

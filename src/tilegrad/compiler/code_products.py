@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.config import invariant
-from ..core.dtype import float8_e4m3, float32
+from ..core.dtype import float8_e4m3, float32, int8, int32
 from ..core.errors import UserError
 from ..core.format import Format, Grain, format_of
 from ..core.scaled import most_of
@@ -52,10 +52,10 @@ def why_not(dot: Node, target: Target) -> str:
         return "codes of a row have more than one factor, and those of blocks are others"
     assert form.element is not None and given.element is not None
     kinds, pair = {unit.inputs for unit in target.asynchronous_units}, (given.element, form.element)
-    if tuple(element.dtype for element in pair) not in kinds or not form.element.dtype.is_float:  # type: ignore[union-attr]
+    if tuple(element.dtype for element in pair) not in kinds:
         return f"no matrix unit of {target.name} multiplies {given.element.name}"
-    if any(element.dtype is not float8_e4m3 for element in pair):
-        return f"products of fp8 are of E4M3, not of {given.element.name} and {form.element.name}"
+    if pair[0].dtype is not pair[1].dtype or pair[0].dtype not in (float8_e4m3, int8):
+        return f"codes are of E4M3 or int8, not of {given.element.name} and {form.element.name}"
     if given.sparse:
         return "two of every four are kept of its other operand"
     unfit = sparse_weights.why_not(form, weight.shape[-1], target) if form.sparse else ""
@@ -115,7 +115,8 @@ def of_codes(dot: Node, x: Node, raw: Node) -> Node:
         return build.cast(build.reshape(total, dot.shape), dot.dtype)
     fields = stored_fields(form, raw, columns)
     rows = build.reshape(fields["codes"], weight.shape)
-    total = build.dot(codes, rows, dot.attrs["batch"], dot.attrs["contract"], float32)
+    sums = float32 if codes.dtype.is_float else int32
+    total = build.dot(codes, rows, dot.attrs["batch"], dot.attrs["contract"], sums)
     return with_scales(dot, total, given, fields)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.dtype import accumulator, bfloat16, float8_e4m3, float16
+from ..core.dtype import accumulator, bfloat16, float8_e4m3, float16, int8
 from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node
@@ -59,7 +59,7 @@ def _short_as_sum(m: Match) -> Node | None:
     low_bits = a.dtype in (bfloat16, float16) and a.dtype is b.dtype
     library = streams(node) and high(b.shape[0]) >= STREAMED_ROWS
     streamed = low_bits and (high(inner) > LONGEST or library)
-    streamed |= a.dtype is b.dtype is float8_e4m3  # matrix units take the codes
+    streamed |= a.dtype is b.dtype and a.dtype in (float8_e4m3, int8)  # matrix units take the codes
     streamed &= not any(_is_picked(x) for x in (a, b))
     streamed &= product(node.shape) != lead and bool(node.attrs["contract"][0])
     return None if streamed else _as_sum(m)

@@ -124,18 +124,14 @@ class ThreadAttention(AttentionFamily):
             return _unit_forward(x, target, more) if forward else _unit_backward(x, more)
         if not target.matrix_units(x.dtype, x.dtype):
             return f"{target.name} has no matrix units for {x.dtype}"
-        from ..kernels.attention import threads, threads_backward
+        from ..kernels.attention import threads
 
-        if forward:
-            plans = threads.plans(x, target)
-            why = threads.why_not(x) or ("" if plans else NO_PLAN)
-            return why or (lambda wanted, name: [threads.attend(x, plans[0], target, more)])
-        sides = {side: threads_backward.plans(x, target, side) for side in threads_backward.SIDES}
-        why = threads_backward.why_not(x) or ("" if all(sides.values()) else NO_PLAN)
+        sides = ("",) if forward else threads.SIDES
+        plans = {side: threads.plans(x, target, side) for side in sides}
+        why = threads.why_not(x, not forward) or ("" if all(plans.values()) else NO_PLAN)
         return why or (
             lambda wanted, name: [
-                threads_backward.backward(x, plans[0], target, side, more)
-                for side, plans in sides.items()
+                threads.attend(x, fits[0], target, more, side) for side, fits in plans.items()
             ]
         )
 

@@ -185,6 +185,12 @@ class Extent:
         return self.depth > DEPTH or self.nodes > NODES or self.reads > READS
 
 
+def least_held(node: Node) -> int:
+    """Nodes of an expression that may be too much for a thread that holds many of a value."""
+    near = [x.dtype for x in (node, *node.inputs) if isinstance(x.type, Array)]
+    return HELD // DOUBLE if float64 in near else HELD
+
+
 READ = Extent(0, 0, 1)
 NOTHING = Extent()
 
@@ -214,7 +220,7 @@ class Extents:
                     if len(node.inputs) <= READS:  # else all are stored, however many
                         self.own[node] = self._of(node)
             self.own[node] = self._of(node)
-        if node.op not in INLINE and self.own[node].nodes > HELD:
+        if node.op not in INLINE and self.own[node].nodes > least_held(node):
             inside = [i for i in node.inputs if i not in self.values]
             if self.holds_much(inside, max([high(product(i.shape)) for i in inside], default=0)):
                 for i in inside:
@@ -230,7 +236,8 @@ class Extents:
         for node in evaluated(held, self.values):
             counts = node in held or node not in self.values
             if counts and node.op not in MOVEMENT and isinstance(node.type, Array):
-                total += weight_of(node) if high(product(node.shape)) >= size else 0
+                each = weight_of(node) * (DOUBLE if node.dtype is float64 else 1)
+                total += each if high(product(node.shape)) >= size else 0
             if total > most:
                 return True
         return False

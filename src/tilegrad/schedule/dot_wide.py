@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import tile
 from ..core.config import config, invariant
-from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int64
+from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32, int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological, walk
@@ -199,7 +199,8 @@ class WideDot:
         dtype = self.dot.inputs[0].dtype
         kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.asynchronous}
         rounded = self.asynchronous and config().dots == "tf32"  # float32 operands may be
-        taken = (bfloat16, float16, float8_e4m3, *([float32] if rounded else []))
+        taken = (bfloat16, float16, *([float32] if rounded else []))
+        taken += (float8_e4m3, int8) if self.asynchronous else ()
         if (dtype, self.dot.inputs[1].dtype) not in kinds or dtype not in taken:
             return None
         if any(s == 0 for s in p.sizes) or not all(isinstance(s, int) for s in (batch, k, n)):
@@ -524,5 +525,5 @@ def block_of(part: Node) -> int:
 
 def accepts(stored: Node, dot: Node) -> bool:
     """Whether the kernel can store a value that is computed of a dot's products."""
-    taken = (bfloat16, float16, float32, float8_e4m3)
+    taken = (bfloat16, float16, float32, float8_e4m3, int8, int32)
     return product(stored.shape) == product(dot.shape) and stored.dtype in taken

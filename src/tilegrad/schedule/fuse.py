@@ -16,7 +16,7 @@ from ..ir.node import Node, needs, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
 from .access import MOVEMENT, readers_through
-from .cost import DEPTH, HELD, NODES, READS, Extents
+from .cost import DEPTH, NODES, READS, Extents, least_held
 from .families import KINDS, families_of
 from .region import (
     INLINE,
@@ -204,7 +204,7 @@ class Fuser(Cut):
     def has_room(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
         """Whether a Region stays within what one Kernel computes."""
         count = region.nodes + self.extents.of(node).nodes
-        if count > HELD and (region.rows is not None or node.op in REDUCE):
+        if count > least_held(node) and (region.rows is not None or node.op in REDUCE):
             if self.extents.holds_much({*region.values, node}, high(region.total)):
                 return False
         return (

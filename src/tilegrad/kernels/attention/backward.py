@@ -20,6 +20,8 @@ but for dq where a Plan is `fast`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from ... import tile
@@ -272,6 +274,11 @@ class BackwardBody:
 class BackwardConsumer:
     """Writes one consumer: 64 tokens, their sums over all blocks, the way out."""
 
+    holes: Holes  # of the block at work
+    at: tuple[Any, Any]  # its first query and key
+    count: Any  # blocks before it
+    stage: Any  # of the ring
+
     def __init__(self, body: BackwardBody, own: int) -> None:
         self.w, self.own, self.x, self.plan = body, own, body.x, body.plan
         columns, dtype = body.columns, self.x.dtype
@@ -290,6 +297,10 @@ class BackwardConsumer:
         if body.fast:
             self.turned = tile.register((64, body.wide[0]))
         self.early = self.with_values and not self.plan.late
+        # whether blocks may hold keys beyond the last, which would add something
+        step = OWN if body.of_keys else columns
+        uneven = not isinstance(self.x.keys, int) or self.x.keys % step != 0
+        self.ends = body.data_says or (uneven and (body.fast or not body.of_keys))
         self.rows = [] if body.of_keys else [f[:, None] for f in body.facts(0, self.row, OWN)]
 
     def run(self) -> None:
@@ -303,44 +314,46 @@ class BackwardConsumer:
 
     # ---- one block --------------------------------------------------------------------------
 
+    @tile.function
     def block(self, member: Any, block: Any) -> None:
         """Scores and dout v^T, p and ds, and their products, which the next block waits for."""
-        w, holes = self.w, self.w.holes(member)
-        count = w.count(member, block)
-        stage = self.against(0, self.scores, count)
+        w, self.holes = self.w, self.w.holes(member)
+        self.count = w.count(member, block)
+        self.stage = self.against(0, self.scores)
         tile.matrix_wait(1)  # the block before is done with its operands
-        self.release_before(count)
+        before = index_of(modulo(size_of(self.count - 1 + w.stages, "count"), w.stages))
+        if tile.less(0, self.count):
+            w.come[0].empty.arrive(before)
         if w.with_changes:
-            self.against(1, self.back, count)
+            self.against(1, self.back)
         else:
-            w.come[1].wait(count)
+            w.come[1].wait(self.count)
         if w.of_keys:
-            w.told.wait(count)
+            w.told.wait(self.count)
         tile.matrix_wait(1 if w.with_changes else 0)
         token = tile.hold(w.place_of(block) * w.columns, "token")
-        at = (token, self.row) if w.of_keys else (self.row, token)  # query, key
-        self.hide(holes, at)
-        far, delta = self.rows or [tile.read(w.known[stage, n]) for n in range(2)]
-        p, slope = self.weigh(holes, at, far)
-        keep = holes.kept(p.shape, *at)
+        self.at = (token, self.row) if w.of_keys else (self.row, token)  # query, key
+        self.hide()
+        far, delta = self.rows or [tile.read(w.known[self.stage, n]) for n in range(2)]
+        p, slope = self.weigh(far)
+        keep = self.holes.kept(p.shape, *self.at)
         given = times(p, keep)
         if self.early:
             tile.write(self.weights, tile.cast(given, self.x.dtype))
             tile.matrix_fence()
-            self.add_values(stage)
-            tile.matrix_commit()
+            self.add_values()
         if not w.with_changes:
             return
         if not self.early:  # long over: it keeps p from being computed behind the wait for dout v^T
             w.ready.wait(0, 0)
         tile.matrix_wait(1 if self.early else 0)
         change = times(p * (times(tile.read(self.back), keep) - delta), slope)
-        self.add_changes(holes, block, count, given, tile.cast(change, self.x.dtype))
+        self.add_changes(block, given, tile.cast(change, self.x.dtype))
 
-    def against(self, number: int, total: Any, count: Any) -> Any:
+    def against(self, number: int, total: Any) -> Any:
         """What is kept times a block of the ring, transposed; gives its stage."""
         w = self.w
-        stage = w.come[number].wait(count)
+        stage = w.come[number].wait(self.count)
         tile.matrix_fence()
         for piece in range(w.pieces[number]):
             left, right = w.kept[number][self.own, piece], w.ring[number][stage, piece]
@@ -348,19 +361,24 @@ class BackwardConsumer:
         tile.matrix_commit()
         return stage
 
-    def add_values(self, stage: Any) -> None:
+    def add_values(self) -> None:
         """dv += p^T dout."""
-        tile.matrix_async(self.values, self.weights, self.w.ring[1][stage, 0], True)
+        tile.matrix_async(self.values, self.weights, self.w.ring[1][self.stage, 0], True)
+        tile.matrix_commit()
 
-    def add_changes(self, holes: Holes, block: Any, count: Any, p: Any, change: Any) -> None:
+    def add_changes(self, block: Any, p: Any, change: Any) -> None:
         """dk += ds^T q, or dq += ds k; where they are added up here, dq of these queries."""
-        w, stage, turn = self.w, self.w.come[0].stage(count), count % 2
+        w, stage, turn = self.w, self.w.come[0].stage(self.count), self.count % 2
         late = self.with_values and not self.early
         if late:
             tile.write(self.weights, tile.cast(p, self.x.dtype))
         tile.write(self.changes, change)
-        if w.fast:
-            self.pass_on(turn, change)
+        if w.fast:  # let both consumers see ds of all keys
+            for half in range(w.columns // 64):
+                place = w.passed[turn, self.own, half]
+                tile.write(place, change[:, 64 * half : 64 * half + 64])
+            tile.fence("async")
+            tile.named_sync(2, 256)
         tile.matrix_fence()
         if w.fast:
             half, piece = (0, self.own) if w.pieces[0] > 1 else (self.own, 0)
@@ -369,92 +387,56 @@ class BackwardConsumer:
                 tile.matrix_async(self.turned, passed.T, kept, keys > 0)
             tile.matrix_commit()
         if late:
-            self.add_values(stage)
-            tile.matrix_commit()
+            self.add_values()
         for piece, total in enumerate(self.sums):
             tile.matrix_async(total, self.changes, w.ring[0][stage, piece], True)
         tile.matrix_commit()
-        if w.fast:
+        if w.fast:  # dq of the block is added to what other programs add, as threads hold it
             tile.matrix_wait(1 if self.early else 2)
-            self.add_dq(holes, w.place_of(block))
+            place = w.place_of(block)
+            lines = tile.reshape(tile.read(self.turned), (4, 2, 8, w.wide[0] // 8, 4, 2))
+            held = tile.transpose(lines, (3, 0, 2, 4, 1, 5))
+            lane = w.batch * self.x.heads + self.holes.head
+            tile.store_add(w.memory["sums"][lane, place, self.own, ...], held)
             tile.matrix_wait(1)  # p has been read
-
-    def pass_on(self, turn: Any, change: Any) -> None:
-        """Let both consumers see ds of all keys."""
-        for half in range(self.w.columns // 64):
-            place = self.w.passed[turn, self.own, half]
-            tile.write(place, change[:, 64 * half : 64 * half + 64])
-        tile.fence("async")
-        tile.named_sync(2, 256)
-
-    @tile.function
-    def release_before(self, count: Any) -> None:
-        """Give back the stage of the block before: its products are done."""
-        stages = self.w.stages
-        before = index_of(modulo(size_of(count - 1 + stages, "count"), stages))
-        if tile.less(0, count):
-            self.w.come[0].empty.arrive(before)
 
     # ---- p ----------------------------------------------------------------------------------
 
-    def weigh(self, holes: Holes, at: tuple[Any, Any], far: Any) -> tuple[Any, Any | None]:
+    def weigh(self, far: Any) -> tuple[Any, Any | None]:
         """p, and the slope of the soft limit of scores if there is one."""
-        raw = tile.read(self.scores)
+        raw, holes, at = tile.read(self.scores), self.holes, self.at
         slope = holes.slope(raw)
         s = tile.multiply_add(holes.score(raw, *at), holes.factor, far)
         if "mask" in self.x.extras:
             s = tile.where(holes.extra_block("mask", s.shape, *at), s, -tile.INF)
-        if self.x.softcap:  # what hides lies under the soft limit
-            seen = self.seen(holes, at)
-            s = s if seen is None else tile.where(seen, s, -tile.INF)
+        seen = self.seen() if self.x.softcap else None
+        s = s if seen is None else tile.where(seen, s, -tile.INF)
         return tile.quick_exp2(s), slope
 
     @tile.function
-    def hide(self, holes: Holes, at: tuple[Any, Any]) -> None:
+    def hide(self) -> None:
         """-inf where a query does not see a key, in blocks in which that can be."""
-        crossed = self.crossed(holes, at)
-        if crossed is not None and not self.x.softcap:
-            if crossed:
-                seen = self.seen(holes, at)
-                tile.write(self.scores, tile.where(seen, tile.read(self.scores), -tile.INF))
-
-    @property
-    def ends(self) -> bool:
-        """Whether blocks may hold keys beyond the last, which would add something."""
-        x, w = self.x, self.w
-        step = OWN if w.of_keys else w.columns
-        uneven = not isinstance(x.keys, int) or x.keys % step != 0
-        return w.data_says or (uneven and (w.fast or not w.of_keys))
-
-    def crossed(self, holes: Holes, at: tuple[Any, Any]) -> Any | None:
-        """Whether something of a block is not seen; None where all is."""
-        w, (least, most) = self.w, holes.sides(*at)
+        if self.x.softcap:  # `weigh` hides, under the soft limit
+            return
+        w, (least, most) = self.w, self.holes.sides(*self.at)
         cuts = []
         if least is not None:
             cuts.append(tile.less(0, least + OWN - 1))
         if most is not None:
             cuts.append(tile.less(most, w.columns - 1))
         if self.ends:
-            cuts.append(tile.less(w.limit, at[1] + (OWN if w.of_keys else w.columns)))
-        found = cuts[0] if cuts else None
-        for cut in cuts[1:]:
-            found = found | cut
-        return found
+            cuts.append(tile.less(w.limit, self.at[1] + (OWN if w.of_keys else w.columns)))
+        if cuts:
+            if reduce(or_, cuts):
+                seen = self.seen()
+                tile.write(self.scores, tile.where(seen, tile.read(self.scores), -tile.INF))
 
-    def seen(self, holes: Holes, at: tuple[Any, Any]) -> Any | None:
+    def seen(self) -> Any | None:
         """Which elements of a block are seen; None where all are."""
-        end = self.w.limit - at[1] if self.ends else None
-        return holes.inside((OWN, self.w.columns), *at, end)
+        end = self.w.limit - self.at[1] if self.ends else None
+        return self.holes.inside((OWN, self.w.columns), *self.at, end)
 
     # ---- results ----------------------------------------------------------------------------
-
-    def add_dq(self, holes: Holes, block: Any) -> None:
-        """Add dq of a block of queries to what other programs add, as threads hold it."""
-        groups = self.w.wide[0] // 8
-        lines = tile.reshape(tile.read(self.turned), (4, 2, 8, groups, 4, 2))
-        held = tile.transpose(lines, (3, 0, 2, 4, 1, 5))
-        lane = self.w.batch * self.x.heads + holes.head
-        tile.store_add(self.w.memory["sums"][lane, block, self.own, ...], held)
 
     def results(self) -> list[tuple[str, Any, int, Any]]:
         """(whose gradient, the place of what was kept, first column, value)."""
@@ -473,25 +455,20 @@ class BackwardConsumer:
         """Results go out through the places of what was kept; of a sequence in a row of others,
         by threads, which stop at its end."""
         w, found = self.w, self.results()
+        tokens = w.holes(0).tokens
         if w.packed or (not w.with_changes and w.wide[0] != w.wide[1]):
             for name, _, column, value in found:
-                self.write_rows(name, column, value)
+                inside = first_of(OWN, (w.limit if w.of_keys else w.queries) - self.row)[:, None]
+                width = (self.x.value_width if name == "dv" else self.x.width) - column
+                if width < value.shape[1]:
+                    inside = and_masks(inside, line(value.shape[1]) < width)
+                tile.store(tokens(name, self.row, value.shape, column), value, mask=inside)
             return
         for _, place, _, value in found:
             tile.write(place, value)
         tile.fence("async")
         tile.named_sync(self.own, 128)
         for name, place, column, _ in found:
-            tile.copy_store(w.holes(0).tokens(name, self.row, place.shape, column), place)
+            tile.copy_store(tokens(name, self.row, place.shape, column), place)
         tile.commit_copies()
         tile.wait_copies(0)
-
-    def write_rows(self, name: str, column: int, value: Any) -> None:
-        """Rows of a result that are tokens of the sequence."""
-        w, columns = self.w, value.shape[1]
-        inside = first_of(OWN, (w.limit if w.of_keys else w.queries) - self.row)[:, None]
-        width = (self.x.value_width if name == "dv" else self.x.width) - column
-        if width < columns:
-            inside = and_masks(inside, line(columns) < width)
-        target = w.holes(0).tokens(name, self.row, value.shape, column)
-        tile.store(target, value, mask=inside)

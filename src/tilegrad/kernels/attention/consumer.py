@@ -19,6 +19,10 @@ from .tile_order import Work
 class ConsumerRows:
     """The part of a Consumer that has no products; `kernel` is the WideAttention it is of."""
 
+    work: Work  # the tile at work
+    turn: Any  # where the rings stood before it
+    stage: Any  # of its queries
+
     def __init__(self, kernel: Any, own: int) -> None:
         self.k, self.own, self.x, self.plan = kernel, own, kernel.x, kernel.plan
         self.keys, self.values = kernel.blocks
@@ -48,25 +52,26 @@ class ConsumerRows:
             tile.named_arrive((self.own + 1) % self.k.halves, 256)
 
     @tile.function
-    def skip(self, work: Work, turn: Any) -> Any:
+    def skip(self) -> Any:
         """Give back what this consumer's queries do not see; gives the first step that they do."""
         if not self.plan.narrow or self.plan.chained:
             return 0
-        count = self.k.order.skipped(work, self.own)
+        count = self.k.order.skipped(self.work, self.own)
         for skip in tile.range(count):
             for blocks in (self.keys, self.values):
-                blocks.wait(turn + skip)  # else it would count for the lap before
-                blocks.release(turn + skip)
+                blocks.wait(self.turn + skip)  # else it would count for the lap before
+                blocks.release(self.turn + skip)
             self.take_turn()
             self.give_turn()
         return count
 
     # ---- softmax ----------------------------------------------------------------------------
 
-    def softmax(self, work: Work, step: Any, cut: bool, first: bool) -> tuple[Any, Any]:
+    def softmax(self, step: Any, cut: bool, first: bool) -> tuple[Any, Any]:
         """Weights of a block, and the factor for what was summed before; max and sums move on."""
-        holes, factor, order = work.holes, work.holes.factor, self.k.order
-        row, key = self.row(work), order.key_of(work, step)
+        work, order = self.work, self.k.order
+        holes, row, key = work.holes, self.row, order.key_of(work, step)
+        factor = holes.factor
         s = tile.read(self.first_scores if first else self.scores)
         if ADDED & set(self.x.extras):
             key = tile.hold(key, "key")
@@ -91,9 +96,10 @@ class ConsumerRows:
         tile.write(self.sums, tile.multiply_add(tile.read(self.sums), shrink, sums))
         return p, shrink
 
-    def row(self, work: Work) -> Any:
+    @property
+    def row(self) -> Any:
         """The first query of this consumer."""
-        return work.first + 64 * self.own
+        return self.work.first + 64 * self.own
 
     def rescale(self, shrink: Any) -> None:
         """What was summed so far, for a larger maximum."""
@@ -117,59 +123,43 @@ class ConsumerRows:
     # ---- the end of a tile ------------------------------------------------------------------
 
     @tile.function
-    def finish(self, work: Work, stage: Any) -> None:
+    def finish(self) -> None:
         """Divide by the sums; results and log-sum-exps go out."""
-        holes = work.holes
+        x, holes, left = self.x, self.work.holes, self.work.queries - self.row
         sums, largest = tile.sum(tile.read(self.sums), 1, keep=True), tile.read(self.largest)
         top = largest * holes.factor  # -inf where nothing was seen
         over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
-        result = tile.cast(tile.read(self.total) * over, self.x.dtype)
+        result = tile.cast(tile.read(self.total) * over, x.dtype)
         # what lies after the last row of several sequences is another one's
-        if self.k.order.packed and tile.less(0, self.row(work) + 64 - work.queries):
-            self.write_rows(work, result)
+        if self.k.order.packed and tile.less(0, self.row + 64 - self.work.queries):
+            mask = softmax.first_of(64, left)[:, None]
+            result = result[:, : x.value_width]
+            tile.store(holes.tokens("out", self.row, result.shape), result, mask=mask)
         else:
-            self.write_out(work, stage, result)
-        self.write_sums(work, softmax.log_sums(sums, top))
-
-    def write_sums(self, work: Work, natural: Any) -> None:
-        """The log-sum-exps of the tile's queries."""
-        x, mask = self.x, None
+            self.write_out(result)
+        natural, inside = softmax.log_sums(sums, top), None
         if self.k.order.packed or not (isinstance(x.queries, int) and x.queries % self.k.rows == 0):
-            mask = self.rows_inside(work)
-        at = (work.holes.batch, work.holes.head, work.holes.query_start + self.row(work))
-        tile.store(self.k.memory["lse"], at, tile.reshape(natural, (64,)), mask=mask)
+            inside = softmax.first_of(64, left)
+        at = (holes.batch, holes.head, holes.query_start + self.row)
+        tile.store(self.k.memory["lse"], at, tile.reshape(natural, (64,)), mask=inside)
 
-    def rows_inside(self, work: Work) -> Any:
-        """Which rows are queries that there are, (64,)."""
-        return softmax.first_of(64, work.queries - self.row(work))
-
-    def write_rows(self, work: Work, result: Any) -> None:
-        """Those rows of the results that are queries, from registers."""
-        mask = self.rows_inside(work)[:, None]
-        result = result[:, : self.x.value_width]
-        target = work.holes.tokens("out", self.row(work), result.shape)
-        tile.store(target, result, mask=mask)
-
-    def write_out(self, work: Work, stage: Any, result: Any) -> None:
+    def write_out(self, result: Any) -> None:
         """Results on their way out, piece by piece."""
-        k, plan = self.k, self.plan
+        k, plan, holes = self.k, self.plan, self.work.holes
         wide, pieces = plan.staged or k.value_width, plan.together if plan.staged else 1
+        through = k.staged[self.own] if plan.staged else k.queries[self.stage]
+        staged = [through[i if plan.staged else self.own] for i in range(pieces)]
         for first in range(0, k.value_width, wide * pieces):
             if plan.staged:
                 tile.wait_copies(0)
-            staged = [
-                k.staged[self.own, i] if plan.staged else k.queries[stage, self.own]
-                for i in range(pieces)
-            ]
             starts = range(first, first + wide * pieces, wide)
             for place, start in zip(staged, starts):
                 tile.write(place, result[:, start : start + wide])
             tile.fence("async")
             tile.named_sync(k.halves + self.own, 128)
             for place, start in zip(staged, starts):
-                target = work.holes.tokens("out", self.row(work), place.shape, start)
-                tile.copy_store(target, place)
+                tile.copy_store(holes.tokens("out", self.row, place.shape, start), place)
             tile.commit_copies()
         if not plan.staged:
             tile.wait_copies(0)
-            k.tiles.empty.arrive(stage)
+            k.tiles.empty.arrive(self.stage)

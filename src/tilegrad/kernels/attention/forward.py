@@ -152,6 +152,8 @@ class WideAttention:
 class Consumer(ConsumerRows):
     """Writes one consumer: products, and the softmax between them."""
 
+    first: Any  # step of the tile at work that its queries see
+
     def run(self) -> None:
         """Every tile; consumers take turns from the first on."""
         if self.turns and self.own == self.k.halves - 1:
@@ -165,45 +167,46 @@ class Consumer(ConsumerRows):
 
     def one(self, count: Any, work: Work, turn: Any) -> None:
         """One tile: scores of a block beside the values of the one before it."""
-        stage = self.k.tiles.stage(count)
-        first = self.skip(work, turn)
+        self.work, self.turn, self.stage = work, turn, self.k.tiles.stage(count)
+        self.first = first = self.skip()
         if not self.plan.chained:
-            self.begin(count, turn, first)
+            self.begin(count, turn + first)
         tile.matrix_wait(0)
         self.keys.release(turn + first)
-        p, _ = self.softmax(work, first, self.k.order.cut_first, True)
+        p, _ = self.softmax(first, self.k.order.cut_first, True)
         if self.shrink is not None:
             tile.write(self.shrink, tile.full((64, 1), 1.0))
         self.write_weights(p)
         self.values.wait(turn + first)
-        self.steps(work, turn, stage, first)
+        self.steps()
         last = turn + work.count - 1
         if self.plan.staged:
-            self.k.tiles.empty.arrive(stage)
+            self.k.tiles.empty.arrive(self.stage)
         self.rescale_late()
-        self.multiply_values(turn, work.count - 1, first)
+        self.multiply_values(work.count - 1)
         if self.plan.chained:
             self.begin(count + 1, (turn + work.count) % (2 * self.plan.stages))
         tile.matrix_wait(int(self.plan.chained))
         self.values.release(last)
-        self.finish(work, stage)
+        self.finish()
 
     @tile.function
-    def steps(self, work: Work, turn: Any, stage: Any, first: Any) -> None:
+    def steps(self) -> None:
         """All steps of a tile after the first."""
+        work, turn = self.work, self.turn
 
         def step(j: Any, cut: bool, columns: int = 0) -> None:
             """Scores of a block and the values of the one before, of which some keys count."""
             self.keys.wait(turn + j)
             self.take_turn()
             tile.matrix_fence()
-            self.multiply_keys(stage, turn + j, self.scores)
+            self.multiply_keys(self.stage, turn + j, self.scores)
             self.rescale_late()
-            self.multiply_values(turn, j - 1, first, columns)
+            self.multiply_values(j - 1, columns)
             self.give_turn()
             tile.matrix_wait(1)
             self.keys.release(turn + j)
-            p, shrink = self.softmax(work, j, cut, False)
+            p, shrink = self.softmax(j, cut, False)
             # wanted in the next step; here, where a loop that waits begins, assemblers keep the
             # softmax before the wait for the product that runs beside it
             self.values.wait(turn + j)
@@ -219,16 +222,16 @@ class Consumer(ConsumerRows):
             work = replace(work, right=tile.hold(tile.minimum(2, work.count), "second"))
             for second in tile.range(1, work.right):
                 step(second, False, self.columns)
-        self.k.order.steps(work, step, first)
+        self.k.order.steps(work, step, self.first)
 
     # ---- products ---------------------------------------------------------------------------
 
-    def begin(self, count: Any, turn: Any, first: Any = 0) -> None:
+    def begin(self, count: Any, step: Any) -> None:
         """Issue the first scores of a tile."""
         stage = self.k.tiles.wait(count)
-        self.keys.wait(turn + first)
+        self.keys.wait(step)
         tile.matrix_fence()
-        self.multiply_keys(stage, turn + first, self.first_scores)
+        self.multiply_keys(stage, step, self.first_scores)
 
     def multiply_keys(self, query_stage: Any, step: Any, scores: Any) -> None:
         """Scores of a block."""
@@ -236,11 +239,11 @@ class Consumer(ConsumerRows):
         tile.matrix_async(scores, self.k.queries[query_stage, self.own], keys.T, False)
         tile.matrix_commit()
 
-    def multiply_values(self, turn: Any, step: Any, first: Any, columns: int = 0) -> None:
-        """Add the values of a block's first keys, weighed, to those since the `first` step."""
-        stage, count = self.values.stage(turn + step), (columns or self.k.keys) // self.piece
+    def multiply_values(self, step: Any, columns: int = 0) -> None:
+        """Add the values of a block's first keys, weighed, to those since the first step."""
+        stage, count = self.values.stage(self.turn + step), (columns or self.k.keys) // self.piece
         tile.matrix_fence()
         for piece, weights in enumerate(self.weights[:count]):
-            more = piece > 0 or tile.less(first, step)
+            more = piece > 0 or tile.less(self.first, step)
             tile.matrix_async(self.total, weights, self.k.ring[1][stage, piece], more)
         tile.matrix_commit()

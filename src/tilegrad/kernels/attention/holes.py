@@ -68,7 +68,7 @@ class Holes:
         length = tile.maximum(tile.minimum(length, index_of(self.x.keys)), 0)
         return tile.index(length, 0, high(self.x.keys))
 
-    def tokens(self, name: str, token: Any, shape: tuple[int, int], column: int = 0) -> Any:
+    def tokens(self, name: str, token: Any, shape: tuple[int, ...], column: int = 0) -> Any:
         """Rows (tokens) and columns of q, k, v, the result or a gradient, from a token on."""
         head, start = self.head, self.query_start
         if name[-1] in "kv":

@@ -107,9 +107,17 @@ def depth_of(x: Operands, rows: int) -> int:
     return (2 if rows <= 160 and not x.scaled else 1) * SPAN_BYTES // x.dtype.size
 
 
+def width_step(x: Operands) -> int:
+    """Columns that products come in: of integers above 32 in sixteens."""
+    return 8 if x.dtype.is_float else 16
+
+
 def in_spans(x: Operands, plan: WidePlan) -> bool:
-    """Whether rows of shared tiles are whole spans of their swizzle; tf32 goes along k only."""
+    """Whether rows of shared tiles are whole spans of their swizzle; tf32 goes along k only. And
+    whether there are products as wide as the sums are."""
     _, tn, tk = plan.tile
+    if x.span(plan.tile)[1] % width_step(x):
+        return False
     rows = (tk if x.a_along_k else 64, tk if x.b_along_k else tn)
     along = x.dtype.size == 2 or (x.a_along_k and x.b_along_k)
     return along and all(row * x.dtype.size % SPAN_BYTES == 0 for row in rows)
@@ -120,7 +128,7 @@ def few_tokens(x: Operands, target: Target) -> Plans:
     m = high(x.m)
     cores = target.cores
     for rows, split in itertools.product((128, 256) if x.gated else (64, 128, 256), (1, 2, 3, 4)):
-        wide = max(1, ceil_divide(m, 8 * split)) * 8 * split
+        wide = round_up(max(1, m), width_step(x) * split)
         depth = depth_of(x, rows + wide)
         tiles = tiles_of(x, WidePlan((rows, wide, depth)), True)
         if split > 1 and tiles > CLUSTERS[split]:
@@ -166,7 +174,7 @@ def fitted_width(
     x: Operands, target: Target, tm: int, split: int, rounds: int, cluster: int
 ) -> Plans:
     """The narrowest tile of `tm` rows of which no core has more than `rounds`."""
-    each = max(8, 16 // x.result.size)  # rows of a copy are 16 bytes or more
+    each = max(width_step(x), 16 // x.result.size)  # rows of a copy are 16 bytes or more
     unit = each * split * x.products
     limit = CLUSTERS[split] if split > 1 else rounds * (target.cores // cluster)
     least = high(x.batch) * high(x.n) // max(1, limit * cluster) // unit * unit

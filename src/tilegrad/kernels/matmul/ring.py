@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import tile
-from ...core.dtype import bool_, float32
+from ...core.dtype import bool_
 from ...ir.symbol import ceil_divide, high, round_up
 from .shape import Operands, WidePlan, box, side, waves
 
@@ -300,14 +300,14 @@ class Moving:
         """Where sums of the programs that share a tile arrive."""
         split = self.plan.split
         shape = (self.halves * self.products, split - 1, 64, self.span[1] // split)
-        self.partial = tile.shared(shape, float32, "held")
+        self.partial = tile.shared(shape, self.x.sums, "held")
         self.gathered = tile.barrier("gathered", 1, self.halves)
 
     def gather(self, own: int, sums: Sequence[Any], wide: int) -> list[Any]:
         """Every program that shares the tile gives each other one its columns."""
         split, first = self.plan.split, own * self.products
         others = [tile.hold((self.share + away) % split, "other") for away in range(1, split)]
-        self.gathered.expect(own, self.products * (split - 1) * 64 * wide * float32.size)
+        self.gathered.expect(own, self.products * (split - 1) * 64 * wide * self.x.sums.size)
         for number, (at, share) in itertools.product(range(self.products), enumerate(others)):
             columns = self.columns_of(sums[number], share, wide)
             rank = self.near + share * self.plan.cluster

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ... import tile
-from ...core.dtype import DType, float32
+from ...core.dtype import DType, float32, int32
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, high, multiply
 from ...ir.types import Memory
@@ -76,6 +76,11 @@ class Operands:
         return high(self.m), high(self.n), high(self.k), high(self.batch)
 
     @property
+    def sums(self) -> DType:
+        """The dtype that products are added in."""
+        return float32 if self.dtype.is_float else int32
+
+    @property
     def products(self) -> int:
         """Products that the epilogue makes one result of."""
         return len(self.weights) if self.gated else 1
@@ -125,7 +130,8 @@ def hole_of(x: Operands, name: str = "epilogue", products: int = 1) -> Epilogue:
         rows, columns = shape = pieces[0].shape
         indices = positions(rows, row)[:, None], positions(columns, column)[None, :]
         lead = [] if x.batch == 1 else [batch]
-        return tile.hole(name, shape, *pieces[:products], *indices, *lead, *pieces[products:])
+        inputs = (*pieces[:products], *indices, *lead, *pieces[products:])
+        return tile.hole(name, shape, *inputs, dtype=float32 if x.result.is_float else int32)
 
     return hole
 

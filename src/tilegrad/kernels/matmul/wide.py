@@ -203,7 +203,7 @@ class WideMatmul(Moving):
         self.count()
         self.begin(own)
         many, wide = (1, self.products) if self.joined else (self.products, 1)
-        totals = [tile.register((64, wide * self.span[1])) for _ in range(many)]
+        totals = [tile.register((64, wide * self.span[1]), self.x.sums) for _ in range(many)]
         for count in tile.range(self.mine):
             self.multiply(own, count, totals)
             self.write(own, count, totals)

@@ -33,7 +33,7 @@ from ..attention.softmax import finished, log_sums
 from ..attention.threads import DEPTH, multiply, shared_place
 from ..attention.tile_order import bounded
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
-from .steps import BARRIER, Blocks, Steps, counted, page_part, within
+from .steps import BARRIER, Steps, counted, page_part, within
 from .work import mixed
 
 SCRATCH = ("partial", "sums")
@@ -56,6 +56,8 @@ def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Bod
 
 class Items(Steps):
     """Builds one Body of `attend`."""
+
+    of: Item  # the item at work
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
@@ -135,7 +137,7 @@ class Items(Steps):
         def item(of: Item, before: Any) -> None:
             keys, first = tile.maximum(of["sees"] + of["tokens"] - 1, 0), of["first"]
             given = (of["blocks"], before, of["request"], keys)
-            self.bring(which, Blocks(*given, lambda step: first + step))
+            self.bring(which, *given, lambda step: first + step)
 
         self.for_items(PRODUCER_FIELDS, item)
 
@@ -146,10 +148,11 @@ class Items(Steps):
 
     def begin(self, of: Item) -> tuple[Any, Any]:
         """Queries, and empty sums."""
-        rows = self.plan.rows
-        self.load_factors(self.head)
+        rows, self.of = self.plan.rows, of
+        self.sees, self.tokens = of["sees"], of["tokens"]
+        self.load_factors()
         self.load_sinks()
-        self.load_queries(of)
+        self.load_queries()
         tile.write(self.total, tile.zeros((self.widths[1], rows)))
         return tile.full((1, rows), -tile.INF), tile.zeros((self.plan.block, rows))
 
@@ -158,36 +161,32 @@ class Items(Steps):
         """One item."""
         best, sums = self.begin(of)
         for step in tile.range(of["blocks"]):
-            best, sums = self.step(
-                before + step, of["first"] + step, of["sees"], of["tokens"], best, sums
-            )
-        self.finish(of, best, sums)
+            best, sums = self.step(before + step, of["first"] + step, best, sums)
+        self.finish(best, sums)
 
-    def load_queries(self, of: Item) -> None:
+    def load_queries(self) -> None:
         """Rows of queries: tokens, and within them the heads that share the key head."""
         x, rows, wide = self.x, self.plan.rows, self.widths[0]
         if self.per * x.group == rows and wide == x.width and not x.scaled:
-            inside = (tile.arange(self.per) < of["tokens"])[:, None, None]
-            shape, at = (self.per, x.group, x.width), (of["token"], self.head * x.group, 0)
+            inside = (tile.arange(self.per) < self.tokens)[:, None, None]
+            shape, at = (self.per, x.group, x.width), (self.of["token"], self.head * x.group, 0)
             found = tile.reshape(tile.load(self.q, at, shape, mask=inside), (rows, wide))
         else:
             at = self.at_key(counted((rows, wide), 1))
-            offset, inside = self.offsets_of(of, (rows, wide), 0, x.width, at)
+            offset, inside = self.offsets_of((rows, wide), 0, x.width, at)
             found = tile.load(self.q, offset, mask=inside)
         tile.write(self.queries, tile.cast(found, self.operand))
         self.meet()
 
-    def offsets_of(
-        self, of: Item, shape: tuple[int, int], axis: int, width: int, at: Any
-    ) -> tuple[Any, Any]:
-        """Linear offsets of an item's rows (along `axis`) and of columns `at` in (tokens, heads,
+    def offsets_of(self, shape: tuple[int, int], axis: int, width: int, at: Any) -> tuple[Any, Any]:
+        """Linear offsets of the item's rows (along `axis`) and of columns `at` in (tokens, heads,
         width), and which there are."""
         x, row = self.x, counted(shape, axis)
         token = tile.unsigned_divide(row, x.group)
         head = tile.unsigned_remainder(row, x.group)
-        token_at, head = token + of["token"], head + self.head * x.group
+        token_at, head = token + self.of["token"], head + self.head * x.group
         offset = (token_at * x.heads + head) * width + at
-        inside = token < tile.minimum(of["tokens"], self.per)
+        inside = token < tile.minimum(self.tokens, self.per)
         if shape[1 - axis] != width:
             inside = inside & (at < width)
         return offset, inside
@@ -195,9 +194,9 @@ class Items(Steps):
     # ---- the result -------------------------------------------------------------------------
 
     @tile.function
-    def finish(self, of: Item, best: Any, sums: Any) -> None:
+    def finish(self, best: Any, sums: Any) -> None:
         """The result of a whole row block, or the part of one."""
-        sums, begun = tile.sum(sums, 0, keep=True), self.sinks
+        of, sums, begun = self.of, tile.sum(sums, 0, keep=True), self.sinks
         if begun is not None:  # they count in the first part of a row block
             begun = tile.where(tile.less_equal(of["partial"], of["from"]), begun, -tile.INF)
         share, sums, best = finished(sums, best, begun)
@@ -207,15 +206,16 @@ class Items(Steps):
         if tile.less(of["partial"], 0):
             shape = (self.widths[1], self.plan.rows)
             at = self.at_value(counted(shape, 0))
-            offset, inside = self.offsets_of(of, shape, 1, self.x.value_width, at)
+            offset, inside = self.offsets_of(shape, 1, self.x.value_width, at)
             tile.store(self.out, offset, result, mask=inside)
         else:
-            self.leave(of, result, log_sums(sums, best, None))
+            self.leave(result, log_sums(sums, best, None))
 
     @tile.function
-    def leave(self, of: Item, result: Any, log: Any) -> None:
+    def leave(self, result: Any, log: Any) -> None:
         """A part of a row block; who counts the last one combines them."""
-        x, rows, partial = self.x, self.plan.rows, tile.maximum(of["partial"], 0)
+        x, rows, of = self.x, self.plan.rows, self.of
+        partial = tile.maximum(of["partial"], 0)
         at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
         offset = (row + (partial * x.key_heads + self.head) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
@@ -226,18 +226,18 @@ class Items(Steps):
             tile.named_sync(BARRIER, self.threads)
             before = tile.atomic_add(self.counters, (of["from"], self.head), 1)
             if tile.cast(before, int64) == of["parts"] - 1:
-                self.join(of)
+                self.join()
 
-    def join(self, of: Item) -> None:
+    def join(self) -> None:
         """All parts of a row block, some at a time, weighted by their sums of weights."""
-        x, rows, wide = self.x, self.plan.rows, self.x.value_width
+        x, rows, wide, of = self.x, self.plan.rows, self.x.value_width, self.of
         tile.fence("global")
         tile.store(self.counters, (of["from"], self.head), 0)
         room = max(1, min(16, 128 * self.threads // (rows * padded(wide))))
         shape = (1 << (room.bit_length() - 1), rows, wide)
         parts, where = (self.partial, self.sums), (of["from"], self.head, 0)
         result = mixed(parts, where, of["parts"], shape, self.per * x.group)
-        offset, inside = self.offsets_of(of, (rows, wide), 0, wide, counted((rows, wide), 1))
+        offset, inside = self.offsets_of((rows, wide), 0, wide, counted((rows, wide), 1))
         tile.store(self.out, offset, result, mask=inside)
 
 
@@ -284,31 +284,31 @@ class ThreadItems(Items):
         best, sums = self.begin(of)
         stages = self.plan.stages
         for ahead in range(stages - 1):
-            self.load(of, ahead, self.pages(of, ahead))
-        pages = self.pages(of, stages - 1)
+            self.load(ahead, self.pages(ahead))
+        pages = self.pages(stages - 1)
         for step in tile.range(of["blocks"]):
             tile.wait_threads(stages - 2)
             self.meet()
-            self.load(of, step + stages - 1, pages)
-            pages = self.pages(of, step + stages)
-            best, sums = self.step(step, of["first"] + step, of["sees"], of["tokens"], best, sums)
+            self.load(step + stages - 1, pages)
+            pages = self.pages(step + stages)
+            best, sums = self.step(step, of["first"] + step, best, sums)
         tile.wait_threads(0)
-        self.finish(of, best, sums)
+        self.finish(best, sums)
 
-    def pages(self, of: Item, step: Any) -> list[Any]:
+    def pages(self, step: Any) -> list[Any]:
         """Numbers of the pages of a step; past the last key the last page again."""
-        x, plan = self.x, self.plan
+        x, plan, of = self.x, self.plan, self.of
         keys = tile.minimum(
-            tile.maximum(of["sees"] + of["tokens"] - 1, 1), high(x.most_pages) * x.page
+            tile.maximum(self.sees + self.tokens - 1, 1), high(x.most_pages) * x.page
         )
         first, last = (of["first"] + step) * plan.block // x.page, (keys - 1) // x.page
         entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
         return [tile.load(self.table, (of["request"], p), ()) for p in entries]
 
-    def load(self, of: Item, step: Any, pages: list[Any]) -> None:
+    def load(self, step: Any, pages: list[Any]) -> None:
         """A block of keys and one of values, page by page, in a group of their own."""
         x, block = self.x, self.plan.block
-        key, rows = (of["first"] + step) * block, min(x.page, block)
+        key, rows = (self.of["first"] + step) * block, min(x.page, block)
         for number, page in enumerate(pages):
             at = bounded(page, "page", x.pages - 1)
             for ring, cache, width in zip(self.rings, self.cache, self.widths):
@@ -318,21 +318,21 @@ class ThreadItems(Items):
 
     # ---- products ---------------------------------------------------------------------------
 
-    def arrived(self, which: int, turn: Any) -> Any:
+    def arrived(self, which: int) -> Any:
         """A block that is there."""
-        return self.rings[which][turn % self.plan.stages]
+        return self.rings[which][self.turn % self.plan.stages]
 
-    def products(self, turn: Any, sees: Any, tokens: Any, key: Any) -> Any:
+    def products(self) -> Any:
         """Keys of a block times queries."""
         tile.write(self.scores, tile.zeros(self.scores.shape))
-        keys, operands = self.arrived(0, turn), (self.keys, self.few)
+        keys, operands = self.arrived(0), (self.keys, self.few)
         multiply(self.scores, operands, keys, self.queries, self.widths[0], self.plan.warps)
         return tile.read(self.scores)
 
-    def add_values(self, turn: Any) -> None:
+    def add_values(self) -> None:
         """The values of a block, weighed."""
-        values, operands = self.arrived(1, turn).T, (self.values, self.few)
+        values, operands = self.arrived(1).T, (self.values, self.few)
         multiply(self.total, operands, values, self.weights, self.plan.block, self.plan.warps)
 
-    def values_added(self, turn: Any) -> None:
+    def values_added(self) -> None:
         """Nothing is under way."""

@@ -33,7 +33,7 @@ from ..attention.softmax import finite, some_sum
 from ..attention.tile_order import bounded
 from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedPlan, PagedShape, why_not
-from .steps import BARRIER, Blocks, Steps, counted, within
+from .steps import BARRIER, Steps, counted, within
 
 CLEARED = 16  # rows that are written at once
 
@@ -55,6 +55,7 @@ class _Short(Steps):
         super().__init__(x, plan, b)
         self.rotary, self.norms = rotary, rotary.norms
         self.reach = x.window - 1  # the new token sees itself
+        self.tokens = 1
         self.most = max(1, high(x.most_pages) * x.page)  # keys of a request
 
     def build(self) -> Body:
@@ -89,17 +90,17 @@ class _Short(Steps):
         )
         zero = tile.full((), 0, int64)
         self.there = first < last
-        self.sees = self.there & (zero < length)
+        self.counts = self.there & (zero < length)
         before = tile.where(self.there, within(length - 1, 0, self.most - 1), zero)
-        self.before = tile.hold(before, "before", (0, self.most - 1))
+        self.sees = tile.hold(before, "before", (0, self.most - 1))
         self.token = bounded(first, "token", x.tokens - 1)
         self.first: Any = 0
         if x.window:
-            self.first = tile.maximum(self.before + 1 - x.window, 0) // plan.block
-        blocks = tile.ceil_divide(self.before, plan.block) - self.first
+            self.first = tile.maximum(self.sees + 1 - x.window, 0) // plan.block
+        blocks = tile.ceil_divide(self.sees, plan.block) - self.first
         mine = tile.maximum((blocks - self.rank + many - 1) // many, 0)
         self.blocks = tile.hold(mine, "blocks", (0, -(-self.most_blocks // many)))
-        owner = (self.before // plan.block - self.first) % many
+        owner = (self.sees // plan.block - self.first) % many
         self.owns = tile.cast(owner, int64) == self.rank
 
     def block(self, step: Any) -> Any:
@@ -109,7 +110,7 @@ class _Short(Steps):
     def producer(self, which: int) -> None:
         """Fill the ring of keys or of values."""
         self.find()
-        self.bring(which, Blocks(self.blocks, 0, self.request, self.before, self.block, True))
+        self.bring(which, self.blocks, 0, self.request, self.sees, self.block, True)
 
     @tile.function
     def consumer(self) -> None:
@@ -118,13 +119,13 @@ class _Short(Steps):
         each = plan.rows * (self.widths[1] // plan.cluster + 2) * float32.size
         self.gathered.expect(0, each * plan.cluster)
         self.make_tiles()
-        self.load_factors(self.head)
+        self.load_factors()
         self.find()
-        place = tile.load(self.table, (self.request, self.before // x.page), ())
+        place = tile.load(self.table, (self.request, self.sees // x.page), ())
         page = bounded(place, "page", x.pages - 1)
         best, sums = self.begin()
         for step in tile.range(self.blocks):
-            best, sums = self.step(step, self.block(step), self.before, 1, best, sums)
+            best, sums = self.step(step, self.block(step), best, sums)
         self.exchange(best, sums)
         self.finish()
         if self.owns & self.there:
@@ -149,11 +150,11 @@ class _Short(Steps):
         angle = self.angles(column)
         queries = tile.cast(tile.cast(self.rotated(heads, "q", angle), x.dtype), self.operand)
         tile.write(self.queries, queries)
-        self.key = self.kept(self.rotated(new, "k", angle), 0)
-        product = tile.cast(queries, float32) * tile.cast(self.key, float32)
+        self.new_key = self.kept(self.rotated(new, "k", angle), 0)
+        product = tile.cast(queries, float32) * tile.cast(self.new_key, float32)
         score = tile.reshape(self.scaled(tile.sum(product, 1)), (1, rows))
         self.meet()
-        here = self.owns & self.sees
+        here = self.owns & self.counts
         zero, line = tile.zeros(()), tile.broadcast(here, (1, rows))
         some = tile.where(here, tile.cast(value, float32), zero)
         tile.write(self.total, tile.broadcast(some, (self.widths[1], rows)))
@@ -181,7 +182,7 @@ class _Short(Steps):
         if not half:
             return None
         found = tile.load(self.memory["frequencies"], (0,), (half,))
-        for row, values in enumerate(self.rotary.turns(found, self.before)):
+        for row, values in enumerate(self.rotary.turns(found, self.sees)):
             tile.write(self.turns[row], values)
         tile.named_sync(BARRIER, self.threads)
         number = tile.full((), half, int64)
@@ -277,9 +278,9 @@ class _Short(Steps):
     @tile.function
     def append(self, page: Any) -> None:
         """The new key and value into the cache; in a page that begins, zeros after the value."""
-        x, at = self.x, self.before % self.x.page
+        x, at = self.x, self.sees % self.x.page
         for which, (value, width) in enumerate(
-            zip((self.key, self.value), (x.width, x.value_width))
+            zip((self.new_key, self.value), (x.width, x.value_width))
         ):
             column = counted(value.shape, 1)
             if which == 0 and x.scaled:

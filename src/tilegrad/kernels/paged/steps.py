@@ -19,8 +19,7 @@ they were given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import tile
@@ -34,18 +33,6 @@ from .shape import PagedPlan, PagedShape, attention_of, padded
 
 BARRIER = 0  # at which the warps that multiply meet
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Blocks of a request's keys that a program takes: how many, where the rings stood before."""
-
-    count: Any
-    before: Any
-    request: Any
-    keys: Any  # of the request that are seen
-    number: Callable[[Any], Any]  # of the block of a step, among the request's
-    early: bool = False  # pages are asked for before the number of keys is known
 
 
 def within(value: Any, least: int, most: int) -> Any:
@@ -88,14 +75,19 @@ def page_part(
 class Steps:
     """The places of a program, and what happens with a block of keys."""
 
+    head: Any = 0  # the key head at work
+    sees: Any  # keys that the first token of the row block sees; the next one sees one more
+    tokens: Any  # of the row block
+    turn: Any  # of the rings, and the first key of the block at work
+    key: Any
+    factors: Sequence[Any] = ()  # of keys and values of 8 bits
+    sinks: Any = None
+
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
         self.memory = memories(b)
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))
         self.cache = (self.memory["keys"], self.memory["values"])
-        self.factors: list[Any] = []  # of keys and values of 8 bits
-        self.head: Any = 0  # the key head at work
-        self.sinks: Any = None
         self.holes = Holes(attention_of(x), {}, 0, 0, exact=True)
         # float16 holds the floats of 8 bits exactly, and one instruction makes two of them
         self.operand = float16 if x.scaled else x.dtype
@@ -136,14 +128,13 @@ class Steps:
         """The column of a value that stands at a row of the sums."""
         return (at & ~15) | ((at & 7) << 1) | (at >> 3 & 1) if self.x.scaled else at
 
-    def load_factors(self, head: Any) -> None:
+    def load_factors(self) -> None:
         """The scales of a key head in a cache of 8 bits."""
         if self.x.scaled:
-            self.factors = [tile.load(self.memory["scales"], (i, head), ()) for i in range(2)]
+            self.factors = [tile.load(self.memory["scales"], (i, self.head), ()) for i in range(2)]
 
     def load_sinks(self) -> None:
         """The exponents of 2 that sums of the rows begin with, if heads have sinks."""
-        self.sinks = None
         if self.x.sinks:
             head = tile.unsigned_remainder(counted((1, self.plan.rows), 1), self.x.group)
             found = tile.load(self.memory["sinks"], head + self.head * self.x.group)
@@ -163,53 +154,60 @@ class Steps:
     # ---- bringing -----------------------------------------------------------------------------
 
     @tile.function
-    def bring(self, which: int, of: Blocks) -> None:
-        """Fill the ring of keys or of values."""
-        together, block = min(self.plan.stages, AHEAD), self.plan.block
+    def bring(
+        self,
+        which: int,
+        count: Any,
+        before: Any,
+        request: Any,
+        keys: Any,
+        number: Callable[[Any], Any],
+        early: bool = False,
+    ) -> None:
+        """Fill the ring of keys or of values, where it stood before, with so many blocks of the
+        keys of a request that are seen; `number` says which block a step takes. `early` pages are
+        asked for before the number of keys is known."""
+        x, block, pipe = self.x, self.plan.block, self.pipes[which]
+        together = min(self.plan.stages, AHEAD)
 
         def pages_of(step: Any) -> Any:
-            given = (of.request, of.number(step) * block, block, of.keys, of.early)
-            return page_numbers(self.x, self.table, *given)
+            return page_numbers(x, self.table, request, number(step) * block, block, keys, early)
+
+        def copy(step: Any, pages: Any) -> None:
+            """A block into the next stage, page by page; caches need not keep it."""
+            turn, key = before + step, number(step) * block
+            stage = pipe.acquire(turn)
+            place = self.rings[which][stage]
+            pipe.expect(turn, place.bytes)
+            cache, part = self.cache[which], (block, self.widths[which])
+            source = page_part(x, cache, 0, self.head, key, part)
+            tile.copy_pages(place, source, pages, pipe.full[stage], "first")
 
         pages = [pages_of(i) for i in range(together)]
-        for step in tile.range(0, of.count, together):
+        for step in tile.range(0, count, together):
             following = [pages_of(step + together + i) for i in range(together)]
-            self.copy(which, of, step, pages[0])
+            copy(step, pages[0])
             for i in range(1, together):
-                if tile.less(step + i, of.count):
-                    self.copy(which, of, step + i, pages[i])
+                if tile.less(step + i, count):
+                    copy(step + i, pages[i])
             pages = following
-
-    def copy(self, which: int, of: Blocks, step: Any, pages: Any) -> None:
-        """A block into the next stage, page by page."""
-        pipe, turn, block = self.pipes[which], of.before + step, self.plan.block
-        stage = pipe.acquire(turn)
-        place = self.rings[which][stage]
-        pipe.expect(turn, place.bytes)
-        part, key = (block, self.widths[which]), of.number(step) * block
-        source = page_part(self.x, self.cache[which], 0, self.head, key, part)
-        tile.copy_pages(place, source, pages, pipe.full[stage], "first")  # caches need not keep it
 
     # ---- a block ------------------------------------------------------------------------------
 
-    def arrived(self, which: int, turn: Any) -> Any:
-        """A block of keys (0) or values (1), once it is there."""
-        return self.rings[which][self.pipes[which].wait(turn)]
+    def arrived(self, which: int) -> Any:
+        """The block of keys (0) or values (1), once it is there."""
+        return self.rings[which][self.pipes[which].wait(self.turn)]
 
     def meet(self) -> None:
         """What the warps stored is there for their products."""
         tile.fence("async")
         tile.named_sync(BARRIER, self.threads)
 
-    def step(
-        self, turn: Any, block: Any, sees: Any, tokens: Any, best: Any, sums: Any
-    ) -> tuple[Any, Any]:
-        """One block of keys, in a turn of the rings: the first token of the row block sees `sees`
-        keys, the next one more."""
-        plan = self.plan
-        key = tile.hold(block * plan.block, "key", (0, self.most_blocks * plan.block))
-        products = self.products(turn, sees, tokens, key)
-        scores = self.seen(self.scaled(products), sees, key)
+    def step(self, turn: Any, block: Any, best: Any, sums: Any) -> tuple[Any, Any]:
+        """One block of keys, in a turn of the rings."""
+        size = self.plan.block
+        self.turn, self.key = turn, tile.hold(block * size, "key", (0, self.most_blocks * size))
+        scores = self.seen(self.scaled(self.products()))
         now = tile.maximum(best, tile.max(scores, 0, keep=True))
         base = finite(now)
         p = tile.quick_exp2(scores - base)
@@ -219,52 +217,62 @@ class Steps:
             sums = tile.multiply_add(sums, shrink, p)
         tile.write(self.weights, tile.cast(p, self.operand).T)
         if not self.widens_early:
-            self.take_values(turn, sees, tokens, key)
+            self.take_values()
         self.meet()
         tile.write(self.total, tile.read(self.total) * shrink)
-        self.add_values(turn)
+        self.add_values()
         if not by_key:  # while values are multiplied
             sums = tile.multiply_add(sums, shrink, tile.sum(p, 0, keep=True))
-        self.values_added(turn)
+        self.values_added()
         return now, sums
 
-    def add_values(self, turn: Any) -> None:
+    def add_values(self) -> None:
         """The values of a block, weighed, are added to the total: at the latest by `values_added`,
         when nobody reads them any more."""
-        values = self.held[1] if self.x.scaled else self.arrived(1, turn).T
+        values = self.held[1] if self.x.scaled else self.arrived(1).T
         tile.matrix_fence()
         tile.matrix_async(self.total, values, self.weights.T)
         tile.matrix_commit()
 
-    def values_added(self, turn: Any) -> None:
+    def values_added(self) -> None:
         """See `add_values`."""
         tile.matrix_wait(0)
         if not self.x.scaled:
-            self.pipes[1].release(turn)
+            self.pipes[1].release(self.turn)
 
-    def products(self, turn: Any, sees: Any, tokens: Any, key: Any) -> Any:
+    def products(self) -> Any:
         """Keys of a block times queries; values of 8 bits become operands meanwhile."""
-        keys = self.arrived(0, turn)
+        keys = self.arrived(0)
         if self.x.scaled:
             tile.load_operand(self.held[0], keys)
-            self.pipes[0].release(turn)
+            self.pipes[0].release(self.turn)
             keys = self.held[0]
         tile.matrix_fence()
         tile.matrix_async(self.scores, keys, self.queries.T, False)
         tile.matrix_commit()
         if self.widens_early:
-            self.take_values(turn, sees, tokens, key)
+            self.take_values()
         tile.matrix_wait(0)
         if not self.x.scaled:
-            self.pipes[0].release(turn)
+            self.pipes[0].release(self.turn)
         return tile.read(self.scores)
 
-    def take_values(self, turn: Any, sees: Any, tokens: Any, key: Any) -> None:
-        """Zeros where nobody sees values; those of 8 bits into registers."""
-        self.clear_unseen(turn, sees, tokens, key)
-        if self.x.scaled:
-            tile.load_operand(self.held[1], self.arrived(1, turn).T)
-            self.pipes[1].release(turn)
+    @tile.function
+    def take_values(self) -> None:
+        """Zeros for values that no token of the row block sees: anything may lie there; those of 8
+        bits into registers."""
+        x, end = self.x, self.sees + self.tokens - 1
+        begin = self.sees - self.reach if x.window else 0
+        partly = tile.less(end, self.key + self.plan.block)
+        if x.window:
+            partly = partly | tile.less(self.key, begin)
+        if partly:
+            self.clear(self.arrived(1), begin, end)
+            if x.scaled:  # threads read them
+                self.meet()
+        if x.scaled:
+            tile.load_operand(self.held[1], self.arrived(1).T)
+            self.pipes[1].release(self.turn)
 
     def scaled(self, scores: Any) -> Any:
         """Scores as exponents of 2."""
@@ -272,42 +280,29 @@ class Steps:
             scores = scores * self.factors[0]
         return self.holes.score(scores, 0, 0) * self.holes.factor
 
-    def seen(self, scores: Any, sees: Any, key: Any) -> Any:
+    def seen(self, scores: Any) -> Any:
         """Scores, -inf where a token does not see a key: as many keys as its place says, the
         last ones of them if there is a window."""
-        end = tile.cast(sees, int64)
+        end = tile.cast(self.sees, int64)
         if self.per > 1:
             end = tile.unsigned_divide(counted(scores.shape, 1), self.x.group) + end
         begin = end - self.reach if self.x.window else 0
-        return self.between(scores, begin, end, key, -tile.INF)
+        return self.between(scores, begin, end, -tile.INF)
 
-    @tile.function
-    def clear_unseen(self, turn: Any, sees: Any, tokens: Any, key: Any) -> None:
-        """Values that no token of the row block sees become zeros: anything may lie there."""
-        x, end = self.x, sees + tokens - 1
-        begin = sees - self.reach if x.window else 0
-        partly = tile.less(end, key + self.plan.block)
-        if x.window:
-            partly = partly | tile.less(key, begin)
-        if partly:
-            self.clear(self.arrived(1, turn), begin, end, key)
-            if x.scaled:  # threads read them
-                self.meet()
-
-    def clear(self, values: Any, begin: Any, end: Any, key: Any) -> None:
+    def clear(self, values: Any, begin: Any, end: Any) -> None:
         """Zeros for the values of keys before `begin` and from `end` on, where they lie."""
         pieces = self.widths[1] * self.x.cache.size // 16
         if pieces & (pieces - 1):  # threads do not share rows of so many
-            tile.write(values, self.between(tile.read(values), begin, end, key, 0.0))
+            tile.write(values, self.between(tile.read(values), begin, end, 0.0))
             return
-        tile.clear_rows(values, end - key, self.plan.block)
+        tile.clear_rows(values, end - self.key, self.plan.block)
         if self.x.window:
-            tile.clear_rows(values, 0, begin - key)
+            tile.clear_rows(values, 0, begin - self.key)
 
-    def between(self, values: Any, begin: Any, end: Any, key: Any, other: float) -> Any:
-        """A tile of keys from one on; another number before `begin`, if there is a window, and
+    def between(self, values: Any, begin: Any, end: Any, other: float) -> Any:
+        """A tile of the block's keys; another number before `begin`, if there is a window, and
         from `end` on."""
-        at = counted(values.shape, 0, key)
+        at = counted(values.shape, 0, self.key)
         inside = at < end
         if self.x.window:
             inside = inside & (begin <= at)

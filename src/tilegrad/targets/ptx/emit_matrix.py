@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int32
+from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...tile.placed import apart, kept_words
@@ -31,6 +31,7 @@ WGMMA_TYPES = {
     float32: ("tf32", 8),
     float8_e4m3: ("e4m3", 32),
     float8_e5m2: ("e5m2", 32),
+    int8: ("s8", 32),
 }
 MATRIX_TYPES = {bfloat16: "bf16", float16: "f16"}
 DEPTH = 16  # of one mma.sync
@@ -46,6 +47,7 @@ def matrix_async(e: Emission, node: Node) -> None:
     index, rank = node.inputs[4 + len(kept) :], len(a.shape) - 2
     name, depth = WGMMA_TYPES[b.dtype]
     left_name = name if a.dtype is int32 else WGMMA_TYPES[a.dtype][0]
+    sums, signs = ("f32", ["1", "1"]) if total.dtype is float32 else ("s32", [])
     (m, n), registers = total.shape, e.placed.registers
     k = b.shape[-1 if node.attrs["transpose_b"] else -2]
     trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
@@ -60,7 +62,7 @@ def matrix_async(e: Emission, node: Node) -> None:
     for block in range(m // (64 * groups)):
         for column in range(0, n, width):
             count = min(width, n - column)
-            form = f"wgmma.mma_async.sync.aligned.m64n{count}k{depth}.f32.{left_name}.{name}"
+            form = f"wgmma.mma_async.sync.aligned.m64n{count}k{depth}.{sums}.{left_name}.{name}"
             start = (block * n + column) // 2
             held = braced(registers[total][start : start + count // 2])
             for step in range(k // depth):
@@ -70,7 +72,7 @@ def matrix_async(e: Emission, node: Node) -> None:
                 else:
                     given = left.at(block * 64 * groups, step, groups)
                 used = flags if depth == 16 else []
-                e.put(form, held, given, right.at(column, step), scale, "1", "1", *used)
+                e.put(form, held, given, right.at(column, step), scale, *signs, *used)
 
 
 def matrix_sparse(e: Emission, node: Node, kept: Node) -> None:

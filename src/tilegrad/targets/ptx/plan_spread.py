@@ -301,9 +301,9 @@ class SpreadPlan:
             if node.attrs["warps"][1] == 1:  # a left operand may be written as a result is held
                 self._anchor(a, accumulator_turns(a.shape, *node.attrs["warps"]))
             return
-        for place in (total, a):
+        for place, packed in ((total, False), (a, a.dtype is int32)):
             if place.type.scope == "register":  # type: ignore[union-attr]
-                held = operand_pairs if place.dtype is int32 else accumulator
+                held = operand_pairs if packed else accumulator
                 self._anchor(place, held(place.shape, warps))
 
     def _place(self, node: Node) -> None:
