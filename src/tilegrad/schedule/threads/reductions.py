@@ -169,7 +169,7 @@ def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
 def in_parts(count: Size, parts: int, unit: int) -> tuple[int, int]:
     """How long parts are, a multiple of a unit, and how many of about so many there are then."""
     length = -(-high(count) // (parts * unit)) * unit
-    return length, -(-high(count) // length)
+    return length, -(-high(count) // max(1, length))
 
 
 def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
