@@ -367,7 +367,9 @@ def run(name: str, dtype: DType, inputs: Sequence[Array], noise: int = 0) -> Arr
 def instructions(name: str, dtype: DType) -> int:
     """How many instructions an op takes."""
     w = Writer()
-    registers = [w.new(element.kind_of(dtype)) for _ in range(ARITY[ops.ELEMENTWISE[name].category])]
+    registers = [
+        w.new(element.kind_of(dtype)) for _ in range(ARITY[ops.ELEMENTWISE[name].category])
+    ]
     rules.apply(w, name, dtype, *registers)
     return len(w.lines)
 
