@@ -29,7 +29,7 @@ from ..region import REDUCE, Region, bit, leaves_of, own_index, reads_of
 from ..space import KINDS, reduce_index
 from .reductions import HeldRows, sum_parts
 from .space_threads import WARP, ThreadSpace, parts_of, plain_reads
-from .tiles import ThreadSheet
+from .tiles import ThreadSheet, ask, have
 
 SHORTEST, LONGEST = 512, 8192  # columns of rows of which a program holds one and accumulates
 EACH = 8  # elements of a row that a thread holds: it has accumulators beside them
@@ -193,15 +193,15 @@ class PairRows(HeldRows):
             for node, index in self.reads_at(p, lane):
                 if not any(depends(i, [p]) for i in index if isinstance(p, Expr)):
                     e.value(node, index)  # the same for all rows
-            asked = e.ask(self.first_reads(p, lane))
+            asked = ask(e, self.first_reads(p, lane))
             state, count = Accumulators(b, True).starts(self.sums, (lanes,)), len(self.sums)
             state += asked
             bounds = (0, max(0, high(rows) - 1))
             for row in b.each("row", p, rows, programs, state, bounds=bounds):
                 with e.scope():
-                    e.have(self.first_reads(row, lane), state[count:])
+                    have(e, self.first_reads(row, lane), state[count:])
                     after = minimum(row + programs, rows - 1)
-                    ahead = e.ask(self.first_reads(after, lane))
+                    ahead = ask(e, self.first_reads(after, lane))
                     self.reduce_stages(row, lane)
                     self.write_all(row, lane)
                     state[:] = [*self.added(row, lane, state[:count]), *ahead]

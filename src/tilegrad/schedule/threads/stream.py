@@ -25,7 +25,7 @@ from ..family import Bodies
 from ..lines import Sweep
 from .space_threads import ThreadSpace
 from .sweep import Kept, Part, Sweeper, lanes_of, reads_of_sweep, sweeps_of
-from .tiles import ThreadSheet, lane_numbers
+from .tiles import ThreadSheet, ask, have, lane_numbers
 
 TILES = 4  # of a turn
 WARPS = 16  # of a program: half the threads a core has, so that each has twice the registers
@@ -109,7 +109,7 @@ class StreamedRows(Sweeper):
         found = []
         for k in range(count):
             with self.at(sweep, base + k * self.lanes, k < whole) as (_, lane):
-                found.append(self.e.ask(self.kept.at(sweep.row, lane)))
+                found.append(ask(self.e, self.kept.at(sweep.row, lane)))
         return found
 
     def at(self, sweep: Sweep, at: Size, whole: bool) -> Any:
@@ -124,7 +124,7 @@ class StreamedRows(Sweeper):
     def take_tile(self, sweep: Sweep, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
         """What a sweep does with one tile that is there."""
         with self.at(sweep, at, whole) as (_, lane):
-            self.e.have(self.kept.at(sweep.row, lane), values)
+            have(self.e, self.kept.at(sweep.row, lane), values)
             return self.taken(sweep, lane)
 
     def take_tiles(

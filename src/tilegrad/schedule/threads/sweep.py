@@ -32,7 +32,7 @@ from ..family import Bodies
 from ..lines import Online, RowSweeps, Sweep, shared_out, sweeps
 from ..space import reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
-from .tiles import ThreadSheet
+from .tiles import ThreadSheet, ask, have
 
 WARPS, MANY_WARPS = 16, 32  # of a program; many where it has a core for itself
 SPARE = 16 << 10  # bytes of shared memory that are left to reductions
@@ -198,12 +198,12 @@ class Sweeper(RowSweeps, ThreadPart):
             with tile(k) as (_, lane):
                 column = outer * sweep.inner + lane
                 reads = reads_of_sweep(self.space, sweep, lane, column)
-                asked[k] = reads, self.e.ask(reads)
+                asked[k] = reads, ask(self.e, reads)
         for k in range(count):
             at = base + k * self.lanes
             with tile(k) as (_, lane):
                 column = outer * sweep.inner + lane
-                self.e.have(*asked[k])
+                have(self.e, *asked[k])
                 if self.kept.within:
                     self.keep(lane, at)
                 parts.append(self.taken(sweep, column))
@@ -225,9 +225,9 @@ class Sweeper(RowSweeps, ThreadPart):
         """Put a tile's reads into shared memory, or take them from there."""
         for read, place in zip(self.kept.at(lane), self.kept.held):
             if self.kept.filled:
-                self.e.have([read], [self.b.load(place, (at,), (self.lanes,), (0,))])
+                have(self.e, [read], [self.b.load(place, (at,), (self.lanes,), (0,))])
             else:
-                self.b.store(place, self.e.ask([read])[0], (at,), (0,))
+                self.b.store(place, ask(self.e, [read])[0], (at,), (0,))
 
     def combine_parts(
         self, sweep: Sweep, parts: list[list[Part]], values: list[Node]

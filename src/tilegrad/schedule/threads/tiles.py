@@ -162,15 +162,6 @@ class TileEvaluator(ExponentEvaluator):
 
     # ---- loads and stores -----------------------------------------------------------------
 
-    def ask(self, reads: Sequence[Place]) -> list[Node]:
-        """Stored values as they are stored: what they are needed for comes later."""
-        return [self.body.cast(self.value(n, i), n.dtype) for n, i in reads]
-
-    def have(self, reads: Sequence[Place], values: Sequence[Node]) -> None:
-        """Reads that were asked for before."""
-        for (node, index), x in zip(reads, values):
-            self.bind(node, index, self.body.cast(x, wide(node.dtype)))
-
     def _affine(self, offset: Size, varying: list[Expr]) -> tuple[Size, Size, Size] | None:
         """(factor of the row, factor of the lane, the rest), where the offset is that."""
         factors: list[Size] = []
@@ -304,6 +295,17 @@ class TileEvaluator(ExponentEvaluator):
         parts = b._broadcast_all([b.index(offset), value, *([] if only is None else [only])])
         mask = b.logical_and(self._range(parts[0].shape), parts[2] if parts[2:] else None)
         b.scatter(memory, parts[1], parts[0], mask)
+
+
+def ask(e: TileEvaluator, reads: Sequence[Place]) -> list[Node]:
+    """Stored values as they are stored: what they are needed for comes later."""
+    return [e.body.cast(e.value(node, index), node.dtype) for node, index in reads]
+
+
+def have(e: TileEvaluator, reads: Sequence[Place], values: Sequence[Node]) -> None:
+    """Reads that were asked for before."""
+    for (node, index), x in zip(reads, values):
+        e.bind(node, index, e.body.cast(x, wide(node.dtype)))
 
 
 def _short_sum(e: TileEvaluator, node: Node, index: Index) -> Node:
