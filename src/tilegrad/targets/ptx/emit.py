@@ -42,7 +42,7 @@ from .moves import packed, unpacked
 from .plan_spread import ELEMENTWISE
 from .program import Entry
 from .spread import blocked
-from .write import Registers, Writer
+from .write import Registers, Writer, several
 
 VERSION = "8.5"
 
@@ -301,7 +301,7 @@ def _carried(e: Emission, argument: Node, given: Node) -> Carried:
     one = Carried(argument, [], kind_of(e.values.dtype(argument)))
     if argument.dtype.size == 2 and count % 2 == 0:
         one.paired, one.kind, count = True, "b32", count // 2
-    one.registers = e.several(one.kind, count)
+    one.registers = several(e, one.kind, count)
     e.move(one.registers, one.packed(e, given_to(e, given, argument)), one.kind)
     return one
 
@@ -376,7 +376,7 @@ def branch(e: Emission, node: Node) -> None:
         sample = next((g for g in e.gets.get(node, ()) if g.attrs["index"] == number), value)
         kind = kind_of(e.values.dtype(sample))
         count = len(e.plan.spread(sample).registers) if not e.plan.free(sample) else 0
-        results.append(Carried(sample, e.several(kind, count), kind))
+        results.append(Carried(sample, several(e, kind, count), kind))
     e.put("bra.uni", otherwise, guard=f"!{e.values.scalar(node.inputs[0])}")
     before, after = hazards.state(), []
     for number, block in enumerate(node.blocks):

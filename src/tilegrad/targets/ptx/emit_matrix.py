@@ -23,7 +23,7 @@ from .element import widen_word
 from .emission import Emission
 from .moves import load_matrices
 from .shared import SWIZZLES
-from .write import braced, vector
+from .write import braced, several, vector
 
 WGMMA_TYPES = {
     bfloat16: ("bf16", 16),
@@ -87,7 +87,7 @@ def matrix_sparse(e: Emission, node: Node, kept: Node) -> None:
         raise InternalError("ptx.emit", f"no sparse product adds {a.type} to {total.type}")
     left = Operand(e, a, index[: ranks[0]], True, depth)
     right = Operand(e, b, index[ranks[0] : sum(ranks)], not trans_b, 2 * depth)
-    words = w.several("b32", half // 32)
+    words = several(w, "b32", half // 32)
     base = w.mad(e.threads.number, 4 * len(words), lead_address(e, kept, index[sum(ranks) :]))
     for at in range(0, len(words), 4):
         form, to = vector("ld.shared", "b32", words[at : at + 4])
@@ -131,7 +131,7 @@ def operand_words(e: Emission, node: Node) -> list[str]:
     blocks, odd = divmod(rows, 16 * warps[right])
     if odd or depth != DEPTH or node.dtype not in MATRIX_TYPES:
         raise InternalError("ptx.emit", f"{node.type} is no operand of {warps} warps")
-    return e.several("b32", 4 * blocks)
+    return several(e, "b32", 4 * blocks)
 
 
 def load_operand(e: Emission, node: Node) -> None:

@@ -24,7 +24,7 @@ from .element import kind_of
 from .emission import Emission
 from .moves import Run, read_run, write_run
 from .spread import Spread
-from .write import Registers, vector
+from .write import Registers, several, vector
 
 READS, WRITES = ("load", "gather", "atomic_add"), ("store", "scatter", "atomic_add")
 PLAIN = ("load", "store")
@@ -122,7 +122,7 @@ def load_runs(e: Emission, at: Reached, form: str, dtype: DType) -> Registers:
         runs = [(at.addresses[i], n, guards[i]) for i, n in at.runs]
         return [r for where, n, guard in runs for r in read_run(e, where, form, dtype, n, guard)]
     kind = kind_of(dtype)
-    result = e.several(kind, len(at.addresses))
+    result = several(e, kind, len(at.addresses))
     with arms(e, at.mask or ()) as otherwise:
         e.move(result, load_runs(e, replace(at, mask=None), form, dtype), kind)
         otherwise()

@@ -24,7 +24,7 @@ from .emit_matrix import operand_words, operands_of
 from .moves import load_matrices, offsets_of, packed, read_run, runs_of, unpacked, write_run
 from .shared import SWIZZLES
 from .spread import Spread
-from .write import Registers, braced, vector
+from .write import Registers, braced, several, vector
 
 HELD = {"read_place", "write_place", "send"}  # what a place held by threads allows
 
@@ -54,7 +54,7 @@ def register_tile(e: Emission, node: Node) -> None:
     if kind == "b16" and in_pairs(spread):
         e.placed.paired.add(node)
         kind, count = "b32", count // 2
-    e.placed.registers[node] = e.several(kind, count)
+    e.placed.registers[node] = several(e, kind, count)
 
 
 def in_pairs(spread: Spread) -> bool:

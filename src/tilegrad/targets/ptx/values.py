@@ -23,7 +23,7 @@ from .moves import split
 from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
 from .shared import Shared
 from .spread import SCALAR, Spread, blocked
-from .write import Registers, braced
+from .write import Registers, braced, halves_of
 
 
 class Values:
@@ -233,7 +233,7 @@ class Values:
             packed = convert_pair(self.w, source, to, low, high)
             if packed is None:
                 return None
-            result += self.w.cut(packed)
+            result += halves_of(self.w, packed)
         return result
 
     def cast_cut(self, node: Node, spread: Spread) -> Registers | None:

@@ -56,10 +56,6 @@ class Writer:
         self.counts[kind] += 1
         return f"{KINDS[kind]}{self.counts[kind] - 1}"
 
-    def several(self, kind: str, count: int) -> Registers:
-        """Some fresh registers."""
-        return [self.new(kind) for _ in range(count)]
-
     def put(self, form: str, *operands: str, guard: str = "") -> None:
         """One instruction; `guard` is a predicate register, '!' before it for its opposite."""
         if operands and operands[0] in self._cut:  # the word is written again
@@ -89,12 +85,6 @@ class Writer:
         result = self.new(written(form))
         self.put(form, result, *operands)
         return result
-
-    def cut(self, word: str) -> Registers:
-        """The two halves of a word."""
-        halves = self.several("b16", 2)
-        self.put("mov.b32", braced(halves), word)
-        return halves
 
     # ---- on 32 bits, and whole registers ----------------------------------------------------
 
@@ -174,3 +164,15 @@ class Writer:
             for kind, count in self.counts.items()
             if count
         ]
+
+
+def several(w: Writer, kind: str, count: int) -> Registers:
+    """Some fresh registers."""
+    return [w.new(kind) for _ in range(count)]
+
+
+def halves_of(w: Writer, word: str) -> Registers:
+    """The two halves of a word."""
+    halves = several(w, "b16", 2)
+    w.put("mov.b32", braced(halves), word)
+    return halves
