@@ -84,7 +84,7 @@ def scatter(e: Emission, node: Node) -> None:
 
 
 def differ(e: Emission, offset: Node) -> bool:
-    """Whether all elements of a Tile are seen to differ: counted places, moved and scaled."""
+    """Whether all elements of a Tile are seen to differ: counted numbers, moved and scaled."""
     name = offset.op.name
     if name == "iota" or offset.shape == ():
         return True
@@ -109,13 +109,13 @@ def last_of_equal(e: Emission, spread: Spread, offsets: Registers, guards: Regis
     count, steps = math.prod(spread.shape), steps_of(spread.shape)
     base, owner = e.shared.scratch(8 * count), e.threads.owner(spread)
     part = e.threads.offset(spread, steps) or e.threads.constant(0)
-    places = [e.add(part, offset) for offset in offsets_of(spread, steps)]
+    numbers = [e.add(part, offset) for offset in offsets_of(spread, steps)]
     none = e.copy("b64", -1)
     live = [e.value("selp.b64", at, none, g) if g else at for at, g in zip(offsets, guards)]
-    for place, at in zip(places, live):
-        e.put("st.shared.b64", f"[{e.mad(place, 8, base)}]", at, guard=owner)
+    for number, at in zip(numbers, live):
+        e.put("st.shared.b64", f"[{e.mad(number, 8, base)}]", at, guard=owner)
     e.shared.written()
-    return [search(e, base, e.add(place, 1), count, at) for place, at in zip(places, live)]
+    return [search(e, base, e.add(number, 1), count, at) for number, at in zip(numbers, live)]
 
 
 def search(e: Emission, base: str, place: str, count: int, at: str) -> str:
