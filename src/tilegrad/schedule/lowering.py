@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import InternalError
 from ..core.target import Target
-from ..ir.node import Node
+from ..ir.node import Node, topological
 from ..ir.passes import Pass, Stage
 from .fuse import Fuser
 from .region import Region
@@ -105,6 +105,10 @@ class Lowering:
             "states in place": len(self.in_place),
             "Kernels": len(self.kernels),
         }
+
+    def order(self) -> list[Node]:
+        """The Nodes, each after what it reads."""
+        return topological(self.results, stop=set(self.arguments).__contains__)
 
     def nested(self, arguments: Sequence[Node], results: Sequence[Node]) -> Lowering:
         """A Lowering of a Block, into the same list of Kernels and over the same Slots."""

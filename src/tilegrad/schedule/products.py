@@ -115,9 +115,8 @@ GROWS = 1.25  # times the elements it is made of, at most
 def lay_out(lowering: Lowering) -> None:
     """The pass: operands of large products that lie as no matrix become values."""
     values, target = lowering.fuser.values, lowering.target
-    arguments, results = lowering.arguments, lowering.results
-    for dot in topological(results, stop=set(arguments).__contains__):
-        if dot.op is ops.dot and dot not in arguments:
+    for dot in lowering.order():
+        if dot.op is ops.dot and dot not in lowering.arguments:
             moved = [
                 x
                 for side, x in enumerate(dot.inputs)

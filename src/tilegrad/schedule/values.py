@@ -59,10 +59,8 @@ def is_whole(node: Node) -> bool:
 
 def hand_over(lowering: Lowering) -> None:
     """The pass: whole sums that products finish are no values, nor what lies between."""
-    values, arguments, results = lowering.fuser.values, lowering.arguments, lowering.results
-    given = set(arguments) | set(results)
-    order = topological(results, stop=set(arguments).__contains__)
-    readers = users(order)
+    values, order = lowering.fuser.values, lowering.order()
+    readers, given = users(order), {*lowering.arguments, *lowering.results}
     for node in order:
         if node in given or not is_whole(node):
             continue
@@ -140,8 +138,7 @@ def _recomputed_by_all(node: Node, readers: Readers, given: set[Node]) -> bool:
 def keep_sums(lowering: Lowering) -> None:
     """The pass: what is read more than once and follows from a product (a residual sum), or from
     a gather, becomes a value: who made it stores it, and no later kernel computes it again."""
-    values, arguments, results = lowering.fuser.values, lowering.arguments, lowering.results
-    order = topological(results, stop=set(arguments).__contains__)
+    values, results, order = lowering.fuser.values, lowering.results, lowering.order()
     readers = users(order)
     for node in order:
         if node in values or not isinstance(node.type, Array):
@@ -187,10 +184,8 @@ KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads tha
 
 def recompute_cheap(lowering: Lowering) -> None:
     """The pass: take such values out, as long as a Kernel does not grow too large."""
-    extents, arguments, results = lowering.fuser.extents, lowering.arguments, lowering.results
-    given, values = set(arguments) | set(results), extents.values
-    order = topological(results, stop=set(arguments).__contains__)
-    readers = users(order)
+    extents, arguments, order = lowering.fuser.extents, lowering.arguments, lowering.order()
+    given, values, readers = {*arguments, *lowering.results}, extents.values, users(order)
     for node in order:
         if (
             node in values

@@ -21,7 +21,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.types import NOTHING, Memory, Shape, Tile, Tuple, Type
 from . import numeric
-from .row import Make, Misfit, TileOp, Touch, box, memory_of, read_and_write, row, scattered, tile
+from .row import Make, Misfit, TileOp, Touch, box, memory_of, read_and_write, row, tile
 
 __all__ = ["tile"]  # and every row
 
@@ -275,7 +275,7 @@ def store(memory: Node, value: Node, *inputs: Node, axes: Shape, masked: bool) -
 def at_offsets(node: Node, first: int, writes: bool) -> Touch:
     """Elements at the offsets that stand at an input, and at its mask if one follows."""
     mask = node.inputs[first + 1] if len(node.inputs) > first + 1 else None
-    return scattered(node.inputs[0], writes, node.inputs[first], mask)
+    return Touch(node.inputs[0], writes, mask=mask, offsets=node.inputs[first], some=True)
 
 
 @row("memory", effects=lambda n: (at_offsets(n, 1, False),))

@@ -308,11 +308,6 @@ def box(
     return Touch(memory, writes, index, shape, axes, mask, some=some, clips=clips)
 
 
-def scattered(memory: Node, writes: bool, offsets: Node, mask: Node | None) -> Touch:
-    """Elements at linear offsets."""
-    return Touch(memory, writes, mask=mask, offsets=offsets, some=True)
-
-
 def lead(
     memory: Node,
     writes: bool,

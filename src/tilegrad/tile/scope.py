@@ -84,6 +84,10 @@ def _operator(name: str, mirrored: bool = False) -> Callable[[Element, Number], 
     return lambda self, other: _apply(name, self, self, other)
 
 
+def _function(name: str) -> Callable[[Element], Element]:
+    return lambda self: _apply(name, self, self)
+
+
 @dataclass(slots=True, eq=False)
 class Element:
     """A value of one dtype that a Machine holds; a number beside it takes its dtype."""
@@ -104,22 +108,8 @@ class Element:
     __ne__ = _operator("not_equal")  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
-    def __neg__(self) -> Element:
-        return _apply("negative", self, self)
-
-    def __abs__(self) -> Element:
-        return _apply("absolute", self, self)
-
-    def __invert__(self) -> Element:
-        return _apply("bit_not", self, self)
-
-    def floor(self) -> Element:
-        """Rounded down."""
-        return _apply("floor", self, self)
-
-    def root(self) -> Element:
-        """The square root."""
-        return _apply("square_root", self, self)
+    __neg__, __abs__, __invert__ = map(_function, ("negative", "absolute", "bit_not"))
+    floor, root = map(_function, ("floor", "square_root"))
 
     def at_most(self, limit: float) -> Element:
         """The lesser of itself and a number; NaN stays NaN."""
