@@ -226,7 +226,7 @@ def forward(x: AttentionShape, plan: AttentionPlan) -> Steps:
     body = wide_attention(x, plan, more=more)
     names = [n for n, _ in parameters(x, more)]
     given["out"] = np.full(x.sizes("out"), np.nan, np.float32).astype(x.dtype.numpy)
-    given["lse"] = np.full(x.rows, np.nan, np.float32)
+    given["lse"] = np.full(x.sizes("lse"), np.nan, np.float32)
     bound = 2 * STEP[x.dtype] * max(1.0, float(np.abs(exact.v).max()))
     return Steps(
         [(body, names)],

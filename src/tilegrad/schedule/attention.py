@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..core.config import config, invariant
@@ -25,7 +26,7 @@ from ..graph.attention_types import ATTRS, sizes
 from ..ir.node import Node
 from ..ir.symbol import high
 from ..ir.types import Array, Memory
-from ..kernels.attention.shape import AttentionShape
+from ..kernels.attention.shape import AttentionShape, parameters
 from ..tile.build import Body
 from .family import Bodies, Family, Made, Offer, roofline
 from .region import Region
@@ -87,6 +88,7 @@ class VectorAttention(AttentionFamily):
     def kernels(self, node: Node, x: AttentionShape, target: Target) -> str | Writer:
         """See `AttentionFamily`."""
         from ..kernels.attention_cpu import decode, gradients, score_tiles
+        from ..kernels.attention_cpu.source import Source
 
         if x.dtype not in DTYPES:
             return f"no kernel for {x.dtype.name}"
@@ -95,10 +97,14 @@ class VectorAttention(AttentionFamily):
         more = memories(node)
 
         def forward(wanted: set[int], name: str) -> list[Body]:
-            few = decode.choose(x, target)
-            if few is not None:
-                return decode.decode(x, more, few, name, decode.parts_of(x, target), 1 in wanted)
-            return [score_tiles.forward(x, more, score_tiles.choose(x, target), name, 1 in wanted)]
+            given = parameters(x, more, ("out", "lse") if 1 in wanted else ("out",))
+            plan = decode.choose(x, target)
+            if plan is not None:
+                source = partial(Source, x, plan.lanes)
+                parts = decode.parts_of(x, target)
+                return decode.streamed(source, given, x.batch, plan, name, parts)
+            plan = score_tiles.choose(x, target)
+            return [score_tiles.Forward(Source(x, plan.lanes), given, plan, name).build()]
 
         def backward(wanted: set[int], name: str) -> list[Body]:
             plan = gradients.choose(x, target)

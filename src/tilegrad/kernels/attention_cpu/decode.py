@@ -10,7 +10,7 @@ combined in their order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...core.target import Target
 from ...ir.symbol import Size, high
 from ...ir.types import Memory
 from ...tile.build import Body
-from ..attention.shape import AttentionShape, Parameters, parameters
+from ..attention.shape import AttentionShape, Parameters
 from ..attention.softmax import finite
 from .engine import CpuPlan, up
 from .score_tiles import BodyWriter, greater
@@ -66,15 +66,6 @@ def parts_of(x: AttentionShape, target: Target) -> int:
         return 1
     wanted = -(-2 * workers // max(1, programs))
     return max(1, min(wanted, high(x.keys) // LEAST_PART))
-
-
-def decode(
-    x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str, parts: int, keeps: bool
-) -> list[Body]:
-    """The Bodies for q, k, v, the extras, and the results: log-sum-exps too if it `keeps` them."""
-    given = parameters(x, more)
-    given = given if keeps else given[:-1]
-    return streamed(lambda: Source(x, plan.lanes), given, x.batch, plan, name, parts)
 
 
 def streamed(

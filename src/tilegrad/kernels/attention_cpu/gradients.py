@@ -43,10 +43,9 @@ def backward(
     x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str, results: Sequence[str]
 ) -> Body:
     """The Body of some results: dq, or dk and dv."""
-    given = backward_parameters(x, more)
-    kept = [(n, t) for n, t in given if t.use != "result" or n in results]
+    given = backward_parameters(x, more, results)
     kind = QueryGradient if "dq" in results else KeyGradient
-    return kind(Source(x, plan.lanes), kept, plan, name).build()
+    return kind(Source(x, plan.lanes), given, plan, name).build()
 
 
 class Backward(Scored):

@@ -17,7 +17,6 @@ nothing is read past the keys that are seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -27,10 +26,9 @@ from ...core.config import invariant
 from ...core.dtype import bfloat16, float32, int32
 from ...core.target import Target
 from ...ir.symbol import Size, high
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
-from ..attention.shape import AttentionShape, Parameters, memories, parameters
+from ..attention.shape import AttentionShape, Parameters, memories
 from ..attention.softmax import LN2, finite, times
 from .engine import PAIR, TILE, CpuPlan, Product, Vectors, engine_of, up
 from .source import Source, below
@@ -176,7 +174,8 @@ class Scored(BodyWriter):
     @tile.function
     def change(self) -> None:
         """What the holes do to a block of scores: nothing where they only hide and all is seen."""
-        hidden: Any = self.holes.changed or "mask" in self.x.extras
+        n, holes = self.lanes, self.holes
+        hidden: Any = holes.changed or "mask" in self.x.extras
         band = (None, None) if hidden else self.x.band
         low, high_ = (None if side is None else index_of(side) for side in band)
         if high_ is not None:
@@ -184,25 +183,19 @@ class Scored(BodyWriter):
         if low is not None:
             early = tile.less(self.key, self.stop - 1 + low)
             hidden = early if hidden is False else hidden | early
-        if hidden:
-            self.change_squares()
-
-    @tile.function
-    def change_squares(self) -> None:
-        """Square by square of scores: lanes keys down, lanes queries across."""
-        n, holes, bounds = self.lanes, self.holes, (0, up(self.plan.keys, self.lanes) - self.lanes)
-        for j in tile.range(0, self.count, n, bounds=bounds):
-            for i in tile.range(0, self.plan.strip, n):
-                s, at = tile.load(self.scores, (j, i), (n, n)), (self.first + i, self.key + j)
-                if holes.changed:
-                    s = holes.bent(s)
-                    if self.bends is not None:
-                        tile.store(self.bends, (j, i), s)
-                    s = holes.raised(s, *at)
-                seen = holes.seen((n, n), *at, 0, False)
-                if seen is not None:
-                    s = tile.where(seen, s, -tile.INF)
-                tile.store(self.scores, (j, i), s)
+        if hidden:  # square by square of scores: lanes keys down, lanes queries across
+            for j in tile.range(0, self.count, n, bounds=(0, up(self.plan.keys, n) - n)):
+                for i in tile.range(0, self.plan.strip, n):
+                    s, at = tile.load(self.scores, (j, i), (n, n)), (self.first + i, self.key + j)
+                    if holes.changed:
+                        s = holes.bent(s)
+                        if self.bends is not None:
+                            tile.store(self.bends, (j, i), s)
+                        s = holes.raised(s, *at)
+                    seen = holes.seen((n, n), *at, 0, False)
+                    if seen is not None:
+                        s = tile.where(seen, s, -tile.INF)
+                    tile.store(self.scores, (j, i), s)
 
     @tile.function
     def put(self, name: str, i: Any, factor: Any) -> tuple[Any, Any | None]:
@@ -269,14 +262,6 @@ def register_tile(target: Target) -> tuple[int, int]:
     if target.multiplies_by_lane:
         return 8, 2
     return (13, 2) if target.vector_registers >= 32 else (5, 2)
-
-
-def forward(
-    x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str, keeps: bool = True
-) -> Any:
-    """The Body; parameters q, k, v, the extras, out, and log-sum-exps if it `keeps` them."""
-    given = parameters(x, more)
-    return Forward(Source(x, plan.lanes), given if keeps else given[:-1], plan, name).build()
 
 
 class Forward(Scored):
