@@ -89,7 +89,11 @@ class Holes:
         if not self.x.softcap:
             return s
         factor = self.x.scale / self.x.softcap
-        return tile.tanh(s * factor) if self.exact else quick_tanh(s, factor)
+        if self.exact:
+            return tile.tanh(s * factor)
+        # tanh(y) = 1 - 2 / (e**(2 y) + 1), off by 2**-22 or so
+        inverse = tile.quick_reciprocal(tile.quick_exp2(s * (2 * factor * LOG2_E)) + 1.0)
+        return tile.multiply_add(inverse, -2.0, 1.0)
 
     def slope(self, s: Any) -> Any | None:
         """By what `bent` grows with raw scores, but for the scale; None where that is 1."""
@@ -235,9 +239,3 @@ def turned(x: Any) -> Any:
 def steepness(bent: Any) -> Any:
     """By what bent scores grow with raw ones."""
     return tile.multiply_add(bent, -bent, 1.0)
-
-
-def quick_tanh(x: Any, factor: float) -> Any:
-    """tanh(factor * x) = 1 - 2 / (e**(2 factor x) + 1), off by 2**-22 or so."""
-    inverse = tile.quick_reciprocal(tile.quick_exp2(x * (2 * factor * LOG2_E)) + 1.0)
-    return tile.multiply_add(inverse, -2.0, 1.0)

@@ -106,8 +106,7 @@ def top_of(largest: Any, factor: float, guarded: bool) -> Any:
 
 def weights(scores: Any, factor: float, top: Any) -> Any:
     """2**(factor * scores - top)."""
-    minus = -top
-    return tile.quick_exp2(tile.multiply_add(scores, factor, minus))
+    return tile.quick_exp2(tile.multiply_add(scores, factor, -top))
 
 
 def finished(

@@ -201,28 +201,21 @@ class TileOrder:
 
     def locate(self, number: Any) -> Work:
         """A tile by its number."""
-        x, hold = self.x, tile.hold
+        x, hold, back = self.x, tile.hold, self.high is not None  # the last queries see most
         if self.packed:
-            return self.locate_packed(number)
+            place, head = hold(number // self.lanes, "place"), hold(number % self.lanes, "head")
+            sequence, first, spans = block_at(x, self.memory, place, self.rows, back=back)
+            (start, queries), (key_start, limit) = spans["query"], spans["key"]
+            holes = Holes(x, self.memory, 0, head, query_start=start, key_start=key_start)
+            return self.blocks_seen(holes, first, queries, limit, sequence)
         lane, block = corner(number, self.lanes, self.blocks, self.plan.section)
-        if self.high is not None:  # the last queries see most
+        if back:
             block = self.blocks - 1 - block
         lane = hold(lane, "lane")
         batch, head = hold(lane // x.heads, "batch"), lane % x.heads
         first = hold(tile.maximum(block, 0) * self.rows, "first")
         holes = Holes(x, self.memory, batch, hold(head, "head"))
         return self.blocks_seen(holes, first, index_of(x.queries), holes.limit)
-
-    def locate_packed(self, number: Any) -> Work:
-        """A tile of sequences that lie one after another."""
-        x = self.x
-        place = tile.hold(number // self.lanes, "place")
-        head = tile.hold(number % self.lanes, "head")
-        back = self.high is not None  # the last queries see most
-        sequence, first, spans = block_at(x, self.memory, place, self.rows, back=back)
-        (query_start, queries), (key_start, limit) = spans["query"], spans["key"]
-        holes = Holes(x, self.memory, 0, head, query_start=query_start, key_start=key_start)
-        return self.blocks_seen(holes, first, queries, limit, sequence)
 
     # ---- which blocks -----------------------------------------------------------------------
 
@@ -284,34 +277,12 @@ def block_count(tokens: Size, rows: int, memory: Memories, packed: bool) -> Size
     return floor_divide(tokens, rows) + memory["query_starts"].type.shape[0] - 1
 
 
-@tile.function
-def sequence_at(place: Any, starts: Any, most: Size, rows: int) -> Any:
-    """The sequence that a place belongs to: it is searched for by halves."""
-    sequences = starts.type.shape[0] - 1
-    many = high(sequences)
-    lower, upper = tile.full((), 0, int64), tile.cast(index_of(sequences - 1), int64)
-    for _ in tile.range((many - 1).bit_length()):
-        least, top = (tile.hold(side, "side", (0, many - 1)) for side in (lower, upper))
-        middle = (least + top + 1) // 2
-        first = start_of(starts, middle, most) // rows
-        here = tile.less_equal(first + middle, place)
-        below = tile.cast(middle - 1, int64)
-        lower, upper = tile.where(here, middle, lower), tile.where(here, upper, below)
-    return tile.hold(lower, "sequence", (0, many - 1))
-
-
 def start_of(starts: Any, sequence: Any, most: Size) -> Any:
     """An entry of the starts of sequences."""
     return bounded(tile.load(starts, (sequence,), ()), "start", most)
 
 
-def span_of(starts: Any, sequence: Any, most: Size) -> tuple[Any, Any]:
-    """The first token of a sequence, and how many it has."""
-    start = start_of(starts, sequence, most)
-    stop = start_of(starts, sequence + 1, most)
-    return start, tile.hold(tile.maximum(stop - start, 0), "count")
-
-
+@tile.function
 def block_at(
     x: AttentionShape,
     memory: Memories,
@@ -323,17 +294,27 @@ def block_at(
     """The sequence that has a place, the first token of the place's block of queries or keys, and
     (start, count) of both in the sequence. Blocks are taken from the first on, or `back` from the
     last. A place left over lies before the first one or past the last one: no token is there."""
-    most = {"query": x.queries, "key": x.keys}
-    sequence = sequence_at(place, memory[f"{of}_starts"], most[of], rows)
-    spans = {
-        side: span_of(memory[f"{side}_starts"], sequence, n)
-        for side, n in most.items()
-        if f"{side}_starts" in memory
-    }
+    sizes, starts = {"query": x.queries, "key": x.keys}, memory[f"{of}_starts"]
+    sequences = starts.type.shape[0] - 1
+    many = high(sequences)
+    lower, upper = tile.full((), 0, int64), tile.cast(index_of(sequences - 1), int64)
+    for _ in tile.range((many - 1).bit_length()):  # it is searched for by halves
+        least, top = (tile.hold(side, "side", (0, many - 1)) for side in (lower, upper))
+        middle = (least + top + 1) // 2
+        begin = start_of(starts, middle, sizes[of]) // rows
+        here = tile.less_equal(begin + middle, place)
+        below = tile.cast(middle - 1, int64)
+        lower, upper = tile.where(here, middle, lower), tile.where(here, upper, below)
+    sequence = tile.hold(lower, "sequence", (0, many - 1))
+    spans = {}
+    for side in [side for side in sizes if f"{side}_starts" in memory]:
+        own = memory[f"{side}_starts"]
+        ends = [start_of(own, sequence + i, sizes[side]) for i in (0, 1)]
+        spans[side] = ends[0], tile.hold(tile.maximum(ends[1] - ends[0], 0), "count")
     start, count = spans[of]
     block = place - (start // rows + sequence)
     if back:
         block = tile.ceil_divide(count, rows) - 1 - block
     first = tile.hold(block, "block") * rows
     first = tile.where(tile.less(first, 0), tile.cast(count, int64), first)
-    return sequence, tile.hold(first, "first", (0, high(most[of]) + rows)), spans
+    return sequence, tile.hold(first, "first", (0, high(sizes[of]) + rows)), spans

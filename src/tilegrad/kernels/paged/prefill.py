@@ -164,52 +164,41 @@ def tile_list(x: PagedShape, plan: AttentionPlan, least: int, name: str = "paged
     given = step_parameters(x, ("lengths", "query_starts"))
     b = BodyBuilder(name, [*given, ("tiles", tiles)])
     with tile.into(b):
-        _List(x, plan, least, *map(tile.memory, b.parameters)).run()
+        _write_tiles(x, plan, least, *map(tile.memory, b.parameters))
     return b.finish((1,), warps=8, distinct=True)
 
 
-class _List:
-    """What the program of `tile_list` does."""
+@tile.function
+def _write_tiles(
+    x: PagedShape, plan: AttentionPlan, least: int, lengths: Any, starts: Any, tiles: Any
+) -> None:
+    """Which request every tile has, then their order: after those with more blocks, or as many
+    before."""
+    (rows, keys), most = plan.tile, most_tiles(x, plan)
+    size = max(CHUNK, power(most))
+    known = tile.shared((STEPS + 1, size), int32)
+    tile.store(known, (STEPS, 0), tile.full((size,), 0, int32))
 
-    def __init__(self, x: PagedShape, plan: AttentionPlan, least: int, *memories: Any) -> None:
-        self.x, self.least, (self.rows, self.keys) = x, least, plan.tile
-        self.lengths, self.starts, self.tiles = memories
-        self.most = most_tiles(x, plan)
-        self.count = max(CHUNK, power(self.most))
-
-    @tile.function
-    def run(self) -> None:
-        """Which request every tile has, then their order."""
-        self.known = tile.shared((STEPS + 1, self.count), int32)
-        tile.store(self.known, (STEPS, 0), tile.full((self.count,), 0, int32))
-        least = self.least
-        given = (self.lengths, self.starts)
-        total = for_row_blocks(
-            self.x, given, self.known, self.rows, lambda tokens: tokens >= least, self.fields
-        )
-        chunk = max(8, min(CHUNK, HELD // self.count))
-        for start in tile.range(0, total, chunk):
-            self.rank(start, chunk, total)
-        tile.store(self.tiles, (self.most, 0), tile.cast(total, int32))
-
-    def fields(
-        self, request: Any, first: Any, queries: Any, length: Any, before: Any
-    ) -> Sequence[Any]:
+    def fields(request: Any, first: Any, queries: Any, length: Any, before: Any) -> Sequence[Any]:
         """Of tiles: REQUEST, ..."""
-        seen = length - queries + tile.minimum(before + self.rows, queries)
-        if self.x.window:
-            seen = tile.minimum(seen, self.x.window + self.rows)
-        steps = tile.maximum(seen + (self.keys - 1), self.keys) // self.keys
+        seen = length - queries + tile.minimum(before + rows, queries)
+        if x.window:
+            seen = tile.minimum(seen, x.window + rows)
+        steps = tile.maximum(seen + (keys - 1), keys) // keys
         return request, first, queries, length, before, steps
 
-    def rank(self, start: Any, chunk: int, total: Any) -> None:
-        """Write some tiles where they belong: after those with more blocks, or as many before."""
-        own = tile.load(self.known, (STEPS, start), (chunk,))[:, None]
-        other = tile.load(self.known, (STEPS, 0), (self.count,))[None, :]
+    total = for_row_blocks(
+        x, (lengths, starts), known, rows, lambda tokens: tokens >= least, fields
+    )
+    chunk = max(8, min(CHUNK, HELD // size))
+    for start in tile.range(0, total, chunk):
+        own = tile.load(known, (STEPS, start), (chunk,))[:, None]
+        other = tile.load(known, (STEPS, 0), (size,))[None, :]
         number = tile.arange(chunk) + start
-        sooner = (other == own) & (tile.arange(self.count)[None, :] < number[:, None])
+        sooner = (other == own) & (tile.arange(size)[None, :] < number[:, None])
         rank = tile.sum(tile.cast((other > own) | sooner, int64), 1)
         there = number < total
         for place in range(STEPS):
-            value = tile.load(self.known, (place, start), (chunk,))
-            tile.store(self.tiles, rank * RECORD + place, value, mask=there)
+            value = tile.load(known, (place, start), (chunk,))
+            tile.store(tiles, rank * RECORD + place, value, mask=there)
+    tile.store(tiles, (most, 0), tile.cast(total, int32))
