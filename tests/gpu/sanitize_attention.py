@@ -26,9 +26,8 @@ from tilegrad.core.target import H200
 from tilegrad.graph import paged_reference
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.backward import attention_backward
-from tilegrad.kernels.attention.backward_plan import BackwardPlan
 from tilegrad.kernels.attention.forward import wide_attention
-from tilegrad.kernels.attention.plan import AttentionPlan
+from tilegrad.kernels.attention.plan import AttentionPlan, BackwardPlan
 from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append

@@ -31,8 +31,8 @@ from ...ir.symbol import Size, ceil_divide, floor_divide, modulo
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of, size_of
-from .backward_plan import OWN, ROWS, BackwardPlan, columns_of, why_not
 from .holes import Holes
+from .plan import OWN, ROWS, BackwardPlan, backward_why_not, columns_of
 from .shape import AttentionShape, backward_parameters, memories, swizzled
 from .softmax import and_masks, first_of, line, times
 from .tile_order import block_at, block_count, corner
@@ -47,7 +47,7 @@ def attention_backward(
     name: str = "attention_backward",
 ) -> list[Body]:
     """All launches; parameters as `backward_parameters` names them, and `sums` between launches."""
-    why = why_not(x, plan)
+    why = backward_why_not(x, plan)
     if why:
         raise InternalError("kernels.attention.backward", f"{why}: {plan} for {x}")
     given = dict(backward_parameters(x, more))

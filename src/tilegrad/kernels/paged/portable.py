@@ -27,21 +27,11 @@ LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units t
 
 
 @Definition
-def paged_attention_portable(
-    q: Any,
-    keys: Any,
-    values: Any,
-    scales: Any,
-    table: Any,
-    lengths: Any,
-    query_starts: Any,
-    sinks: Any,
-    *,
-    x: AttentionShape,
-    window: int,
-) -> None:
-    """(tokens, heads, value_width) as q; scales are None but for a cache of 8 bits, sinks where
-    there are none."""
+def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) -> None:
+    """(tokens, heads, value_width) as q, of what a step has: scales for a cache of 8 bits alone,
+    sinks where there are some."""
+    q, keys, values, table = (given[name] for name in ("q", "keys", "values", "table"))
+    lengths, query_starts = given["lengths"], given["query_starts"]
     tokens, heads, width = q.shape
     key_heads, page, value_width = keys.shape[1], keys.shape[2], values.shape[3]
     group = heads // key_heads
@@ -61,13 +51,16 @@ def paged_attention_portable(
     if window:
         first = tile.maximum(seen - window, first)
     mine = tile.arange(rows) < group
-    factors: Any = (None, None)
-    if scales is not None:
-        factors = [tile.load(scales, (i, head), ()) for i in range(2)]
+    factors: Any = None
+    if "scales" in given:
+        factors = [tile.load(given["scales"], (i, head), ()) for i in range(2)]
     row = tile.load(q, (token, head * group, 0), (rows, padded(width)))
     row = tile.fill(tile.fill(row, 0.0), 0.0)
     acc = tile.zeros((rows, padded(value_width)))
-    most, total = begun(sinks, head * group, rows)
+    most, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))
+    if "sinks" in given:  # the largest score and the sum of weights before the first key
+        most = tile.fill(tile.load(given["sinks"], (head * group,), (rows,)), 0.0)
+        total = tile.full((rows,), 1.0)
     lane = tile.cast(tile.arange(block), int32)
     for number in tile.range(first // page, (seen + (page - 1)) // page):
         at = tile.load(table, (request, number), ())
@@ -77,7 +70,7 @@ def paged_attention_portable(
         v = tile.load(values, (at, head, 0, 0), (block, padded(value_width)))
         k, v = (tile.where(sees[:, None], tile.fill(x, 0.0), 0.0) for x in (k, v))
         scores = tile.dot(row, tile.transpose(tile.cast(k, q.dtype)))
-        if scales is not None:
+        if factors:
             scores = scores * factors[0]
         scores = holes.bent(scores) * holes.unit
         scores = tile.where(sees[None, :], scores, -tile.INF)
@@ -86,17 +79,10 @@ def paged_attention_portable(
             acc, most, total, p, tile.cast(v, q.dtype), now, sums
         )
     found = acc / tile.where(total > 0.0, total, 1.0)[:, None]
-    if scales is not None:
+    if factors:
         found = found * factors[1]
     found = tile.cast(found, q.dtype)  # of the group's heads alone: no other program has them
     tile.store(out, (token, head * group, 0), found, mask=mine[:, None], unique=True)
-
-
-def begun(sinks: Any, head: Any, rows: int) -> tuple[Any, Any]:
-    """The largest score and the sum of weights before the first key."""
-    if sinks is None:
-        return tile.full((rows,), -tile.INF), tile.zeros((rows,))
-    return tile.fill(tile.load(sinks, (head,), (rows,)), 0.0), tile.full((rows,), 1.0)
 
 
 def padded(size: int) -> int:
@@ -109,6 +95,6 @@ def callee(x: PagedShape, target: Target) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
     -> out."""
     types = {name: Array(m.shape, m.dtype) for name, m in parameters(x, STEP)}
-    how: dict[str, Any] = {"x": attention_of(x), "window": x.window, "scales": None, "sinks": None}
+    how = {"x": attention_of(x), "window": x.window}
     plan, definition = Plan(), paged_attention_portable
     return definition.callee(definition.bind((), {**how, **types}, plan), plan, target)
