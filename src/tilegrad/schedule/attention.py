@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..core.config import config, invariant
@@ -100,7 +99,7 @@ class VectorAttention(AttentionFamily):
             given = parameters(x, more, ("out", "lse") if 1 in wanted else ("out",))
             plan = decode.choose(x, target)
             if plan is not None:
-                source, parts = partial(Source, x, plan.lanes), decode.parts_of(x, target)
+                source, parts = Source(x, plan.lanes), decode.parts_of(x, target)
                 return decode.streamed(source, given, x.batch, plan, name, parts)
             plan = score_tiles.choose(x, target)
             return [score_tiles.Forward(Source(x, plan.lanes), given, plan, name).build()]

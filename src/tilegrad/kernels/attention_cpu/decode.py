@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -69,19 +70,14 @@ def parts_of(x: AttentionShape, target: Target) -> int:
 
 
 def streamed(
-    source: Callable[[], Source],
-    given: Parameters,
-    lead: Size,
-    plan: CpuPlan,
-    name: str,
-    parts: int,
+    source: Source, given: Parameters, lead: Size, plan: CpuPlan, name: str, parts: int
 ) -> list[Body]:
     """One Body for the parameters; where there are several parts, one that leaves them behind
     (results that are not divided yet, maxima and sums) and one that puts them together. `lead` says
     how many programs there are for a key head and a part."""
     if parts == 1:
-        return [Decode(source(), given, plan, name).build()]
-    x = source().x
+        return [Decode(source, given, plan, name).build()]
+    x = source.x
     rows = (lead, x.key_heads, parts, plan.queries)
     shapes = zip(PARTIAL, ((*rows, x.value_width), rows, rows))
     left = {name: Memory(shape, x.sum_dtype) for name, shape in shapes}
@@ -89,8 +85,8 @@ def streamed(
     first = [*(p for p in given if p[1].use == "value"), *made]
     last = [*left.items(), *(p for p in given if p[0] in COMBINED)]
     return [
-        Decode(source(), first, plan, name, parts).build(),
-        Combine(source(), last, plan, f"{name}_combine", parts).build(),
+        Decode(copy(source), first, plan, name, parts).build(),
+        Combine(source, last, plan, f"{name}_combine", parts).build(),
     ]
 
 
@@ -111,7 +107,10 @@ class Rows(BodyWriter):
         found = self.source.program("query", self.per, self.x.key_heads, parts)
         grid, self.block, self.key_head, self.part = found
         self.allocate_scratch()
-        self.begin()
+        self.first, stop = self.source.find(self.block, self.per)
+        self.queries = self.per if not self.source.several else stop - self.first
+        count = self.queries * self.x.group
+        self.rows = tile.range(0, count, bounds=(0, self.plan.queries - 1))
         self.work()
         if self.source.several and "out" in self.memory:  # queries of no sequence
             heads = [self.key_head * self.x.group + g for g in range(self.x.group)]
@@ -120,13 +119,6 @@ class Rows(BodyWriter):
 
     def allocate_scratch(self) -> None:
         """Scratch of the program."""
-
-    def begin(self) -> None:
-        """The queries of the program, and the rows they have."""
-        self.first, stop = self.source.find(self.block, self.per)
-        self.queries = self.per if not self.source.several else stop - self.first
-        group = self.x.group
-        self.rows = tile.range(0, self.queries * group, bounds=(0, self.plan.queries - 1))
 
     def row_at(self, r: Any) -> tuple[Any, Any]:
         """Head and query of a row."""
