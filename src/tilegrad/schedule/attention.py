@@ -125,7 +125,7 @@ class ThreadAttention(AttentionFamily):
         if forward and invariant():
             return "invariant: its Plan depends on the number of queries"
         if target.asynchronous_units:
-            return _unit_forward(x, target, more) if forward else _unit_backward(x, more)
+            return (_unit_forward if forward else _unit_backward)(x, target, more)
         if not target.matrix_units(x.dtype, x.dtype):
             return f"{target.name} has no matrix units for {x.dtype}"
         from ..kernels.attention import threads
@@ -153,7 +153,7 @@ def _unit_forward(x: AttentionShape, target: Target, more: Sequence[Memory]) -> 
     return plan.why_not(x) or (write if any(plan.plans(x, target)) else NO_PLAN)
 
 
-def _unit_backward(x: AttentionShape, more: Sequence[Memory]) -> str | Writer:
+def _unit_backward(x: AttentionShape, target: Target, more: Sequence[Memory]) -> str | Writer:
     from ..kernels.attention import backward, plan
 
     def write(wanted: set[int], name: str) -> list[Body]:

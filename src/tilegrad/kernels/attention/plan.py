@@ -70,14 +70,14 @@ def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
 def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
     """Why the kernel does not take a case, or not with a Plan; '' where it does."""
     packed = "query_starts" in x.extras
-    if packed and {"bias", "mask"} & set(x.extras):
-        return unit_why_not(x) or "sequences one after another, with a bias or mask"
-    if plan is None:
-        return unit_why_not(x)
+    mixed = packed and {"bias", "mask"} & set(x.extras)
+    why = unit_why_not(x) or ("sequences one after another, with a bias or mask" if mixed else "")
+    if why or plan is None:
+        return why
     (rows, keys), value_width = plan.tile, padded(x.value_width)
     apart = not plan.staged and value_width != padded(x.width)
     rest = value_width % (plan.staged * plan.together) if plan.staged else 0
-    return unit_why_not(x) or first_wrong(
+    return first_wrong(
         (rows % 64 != 0 or rows // 64 not in REGISTERS, "1 to 3 consumers have 64 rows each"),
         (keys % 16 != 0 or not 16 <= keys <= 256, "a block has up to 256 keys, in sixteens"),
         (plan.stages < 2, "a ring has two stages or more"),

@@ -263,6 +263,11 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
     return index_of(lane), index_of(block)
 
 
+def number_at(memory: Any, *index: Any) -> Any:
+    """An integer of memory."""
+    return tile.cast(tile.load(memory, index, ()), int64)
+
+
 def bounded(value: Any, name: str, most: Size, least: int = 0) -> Any:
     """A number from memory, brought within its bounds: what is simplified relies on them."""
     value = tile.minimum(tile.maximum(tile.cast(value, int64), least), high(most))

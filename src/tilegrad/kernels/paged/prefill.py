@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ... import tile
-from ...core.dtype import float32, int32, int64
+from ...core.dtype import int32, int64
 from ...core.target import Target
 from ...ir.symbol import Size, floor_divide, high, symbol
 from ...ir.types import Memory
@@ -30,6 +30,7 @@ from ..attention.forward import WideAttention
 from ..attention.holes import Holes
 from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import STARTS, AttentionShape, Parameters
+from ..attention.shape import parameters as attention_parameters
 from ..attention.tile_order import TileOrder, Work, bounded
 from .shape import PagedShape, attention_of
 from .shape import parameters as step_parameters
@@ -57,13 +58,9 @@ def shape_of(x: PagedShape) -> AttentionShape:
 def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
     """q (1, tokens, heads, width), keys, values, table, sinks (if there are any), tiles; out and
     lse."""
-    return [
-        ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)),
-        *step_parameters(x, ("keys", "values", "table", "sinks")),
-        ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32)),
-        ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
-        ("lse", Memory((1, x.heads, x.tokens), float32, use="result")),
-    ]
+    q, _, _, *results = attention_parameters(shape_of(x))
+    tiles = ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32))
+    return [q, *step_parameters(x, ("keys", "values", "table", "sinks")), tiles, *results]
 
 
 def most_tiles(x: PagedShape, plan: AttentionPlan) -> Size:

@@ -30,7 +30,7 @@ from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
 from ..attention.softmax import finite, some_sum
-from ..attention.tile_order import bounded
+from ..attention.tile_order import bounded, number_at
 from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedPlan, PagedShape, why_not
 from .steps import BARRIER, Steps, counted, within
@@ -84,10 +84,8 @@ class _Short(Steps):
         """The request's token, the keys before it, and the program's blocks of these."""
         x, plan, many = self.x, self.plan, self.plan.cluster
         starts, lengths = self.memory["query_starts"], self.memory["lengths"]
-        first, last, length = (
-            tile.cast(tile.load(memory, (self.request + i,), ()), int64)
-            for memory, i in ((starts, 0), (starts, 1), (lengths, 0))
-        )
+        first, last = (number_at(starts, self.request + i) for i in (0, 1))
+        length = number_at(lengths, self.request)
         zero = tile.full((), 0, int64)
         self.there = first < last
         self.counts = self.there & (zero < length)
