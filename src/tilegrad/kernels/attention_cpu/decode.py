@@ -191,9 +191,9 @@ class Decode(Rows):
             line = tile.cast(source.line(place, d, n), self.sum)
             if scale is not None:
                 line = line * scale
-            tile.store(self.query_rows, (r, d), line, axes=(1,))
+            self.query_rows[r, d : d + n] = line
         for d in tile.range(0, self.result.shape[1], n):
-            tile.store(self.result, (r, d), tile.zeros((n,), self.sum), axes=(1,))
+            self.result[r, d : d + n] = tile.zeros((n,), self.sum)
         self.most[r], self.total[r] = -tile.INF, 0.0
 
     # ---- a block of keys ------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Decode(Rows):
                     if self.wide is None
                     else tile.load(self.wide, (0, d), (n, n))
                 )
-                line = tile.load(self.query_rows, (r, d), (n,), axes=(1,))
+                line = tile.load(self.query_rows[r, d : d + n])
                 sums = tile.multiply_add(keys, line, sums)
             holes = source.holes(head)
             s = holes.score(tile.sum(sums, 1)[None, :], query, key)
@@ -254,22 +254,22 @@ class Decode(Rows):
         stop = tile.ceil_divide(self.count, n) * n
         top = tile.full((n,), -tile.INF, self.sum)
         for j in tile.range(0, stop, n, bounds=bounds):
-            top = greater(tile.load(self.scores, (r, j), (n,), axes=(1,)), top)
+            top = greater(tile.load(self.scores[r, j : j + n]), top)
         before = tile.load(self.most, (r,), ())
         most = greater(tile.max(top, 0) * factor, before)
         base = finite(most)
         decay, minus = self.power(before - base), -base
         sums = tile.zeros((n,), self.sum)
         for j in tile.range(0, stop, n, bounds=bounds):
-            score = tile.load(self.scores, (r, j), (n,), axes=(1,))
+            score = tile.load(self.scores[r, j : j + n])
             weight = self.power(tile.multiply_add(score, factor, minus))
-            tile.store(self.scores, (r, j), weight, axes=(1,))
+            self.scores[r, j : j + n] = weight
             sums = sums + weight
         self.total[r] = self.total[r] * decay + tile.sum(sums, 0)
         self.most[r] = most
         for d in tile.range(0, self.result.shape[1], n):
-            faded = tile.load(self.result, (r, d), (n,), axes=(1,)) * decay
-            tile.store(self.result, (r, d), faded, axes=(1,))
+            faded = tile.load(self.result[r, d : d + n]) * decay
+            self.result[r, d : d + n] = faded
 
     def gather(self, base: Any, count: int) -> None:
         """result[r, :] += probability of key j times value j, for some rows."""
@@ -321,12 +321,12 @@ class Decode(Rows):
         n, width = self.lanes, self.x.value_width
         most, total = tile.load(self.most, (r,), ()), tile.load(self.total, (r,), ())
         if self.parts == 1:
-            self.put(r, lambda d: tile.load(self.result, (r, d), (n,), axes=(1,)), most, total)
+            self.put(r, lambda d: tile.load(self.result[r, d : d + n]), most, total)
             return
         place = (*self.lead(), self.part, r)
         self.memory["maxima"][place], self.memory["sums"][place] = most, total
         for d in tile.range(0, width, n):
-            line = tile.load(self.result, (r, d), (n,), axes=(1,))
+            line = tile.load(self.result[r, d : d + n])
             mask = below(d, n, width)
             tile.store(self.memory["partial"], (*place, d), line, axes=(4,), mask=mask)
 

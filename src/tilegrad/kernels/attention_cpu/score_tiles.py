@@ -532,7 +532,7 @@ class KeyGradient(Backward):
             for r in tile.range(first, stop, bounds=bounds):
                 place = source.place(name, self.key_head, self.key + r)
                 for d in range(0, source.width(name), n):
-                    line = tile.load(sums, (r, d), (n,), axes=(1,)) if there else zeros
+                    line = tile.load(sums[r, d : d + n]) if there else zeros
                     source.put(place, d, line * scale)
 
 
