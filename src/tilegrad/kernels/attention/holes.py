@@ -64,7 +64,7 @@ class Holes:
         """How many keys there are."""
         if "key_lengths" not in self.memory:
             return index_of(self.x.keys)
-        length = tile.cast(tile.load(self.memory["key_lengths"], (self.batch,), ()), int64)
+        length = tile.cast(self.memory["key_lengths"][self.batch], int64)
         length = tile.maximum(tile.minimum(length, index_of(self.x.keys)), 0)
         return tile.index(length, 0, high(self.x.keys))
 
@@ -114,7 +114,7 @@ class Holes:
         elif self.summed:
             s = s * self.unit
         if "slopes" in more:
-            slope = tile.cast(tile.load(self.memory["slopes"], (self.head,), ()), dtype)
+            slope = tile.cast(self.memory["slopes"][self.head], dtype)
             s = tile.multiply_add(tile.cast(self.apart(s.shape, row, key), dtype), slope, s)
         return s
 
@@ -191,8 +191,7 @@ class Holes:
         """The exponent of 2 that every row's sum begins with; None where there are no sinks."""
         if "sinks" not in self.x.extras:
             return None
-        given = tile.load(self.memory["sinks"], (self.head,), ())
-        return tile.cast(given, self.x.sum_dtype) * LOG2_E
+        return tile.cast(self.memory["sinks"][self.head], self.x.sum_dtype) * LOG2_E
 
     # ---- bias and mask ----------------------------------------------------------------------
 

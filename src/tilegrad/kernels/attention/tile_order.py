@@ -265,7 +265,7 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
 
 def number_at(memory: Any, *index: Any) -> Any:
     """An integer of memory."""
-    return tile.cast(tile.load(memory, index, ()), int64)
+    return tile.cast(memory[index], int64)
 
 
 def bounded(value: Any, name: str, most: Size, least: int = 0) -> Any:
@@ -284,7 +284,7 @@ def block_count(tokens: Size, rows: int, memory: Memories, packed: bool) -> Size
 
 def start_of(starts: Any, sequence: Any, most: Size) -> Any:
     """An entry of the starts of sequences."""
-    return bounded(tile.load(starts, (sequence,), ()), "start", most)
+    return bounded(starts[sequence], "start", most)
 
 
 @tile.function

@@ -255,7 +255,7 @@ class Decode(Rows):
         top = tile.full((n,), -tile.INF, self.sum)
         for j in tile.range(0, stop, n, bounds=bounds):
             top = greater(tile.load(self.scores[r, j : j + n]), top)
-        before = tile.load(self.most, (r,), ())
+        before = tile.load(self.most[r])
         most = greater(tile.max(top, 0) * factor, before)
         base = finite(most)
         decay, minus = self.power(before - base), -base
@@ -319,7 +319,7 @@ class Decode(Rows):
     def finish(self, r: Any) -> None:
         """Store a row, or what it is before parts are combined."""
         n, width = self.lanes, self.x.value_width
-        most, total = tile.load(self.most, (r,), ()), tile.load(self.total, (r,), ())
+        most, total = tile.load(self.most[r]), tile.load(self.total[r])
         if self.parts == 1:
             self.put(r, lambda d: tile.load(self.result[r, d : d + n]), most, total)
             return

@@ -298,7 +298,7 @@ class ThreadItems(Items):
         )
         first, last = (of["first"] + step) * plan.block // x.page, (keys - 1) // x.page
         entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
-        return [tile.load(self.table, (of["request"], p), ()) for p in entries]
+        return [tile.load(self.table[of["request"], p]) for p in entries]
 
     def load(self, step: Any, pages: list[Any]) -> None:
         """A block of keys and one of values, page by page, in a group of their own."""

@@ -137,7 +137,7 @@ class Pages(Source):
 
     def scale(self, which: int, head: Any) -> Any | None:
         """The cache's scales belong to it."""
-        return tile.load(self.memory["scales"], (which, head), ()) if self.p.scaled else None
+        return tile.load(self.memory["scales"][which, head]) if self.p.scaled else None
 
 
 def callee(x: PagedShape, target: Target) -> KernelCallee:

@@ -42,10 +42,10 @@ def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) ->
     here = tile.cast(token, int32)
     request, seen = tile.full((), 0, int32), tile.full((), 0, int32)
     for number in tile.range(0, lengths.shape[0]):
-        start, stop = (tile.load(query_starts, (number + i,), ()) for i in range(2))
+        start, stop = (tile.load(query_starts[number + i]) for i in range(2))
         mine = (start <= here) & (here < stop)
         request = tile.where(mine, tile.cast(number, int32), request)
-        known = tile.load(lengths, (number,), ()) - (stop - here) + 1
+        known = lengths[number] - (stop - here) + 1
         seen = tile.where(mine, known, seen)
     first = tile.full((), 0, int32)
     if window:
@@ -53,7 +53,7 @@ def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) ->
     mine = tile.arange(rows) < group
     factors: Any = None
     if "scales" in given:
-        factors = [tile.load(given["scales"], (i, head), ()) for i in range(2)]
+        factors = [tile.load(given["scales"][i, head]) for i in range(2)]
     row = tile.load(q, (token, head * group, 0), (rows, padded(width)))
     row = tile.fill(tile.fill(row, 0.0), 0.0)
     acc = tile.zeros((rows, padded(value_width)))
@@ -63,7 +63,7 @@ def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) ->
         total = tile.full((rows,), 1.0)
     lane = tile.cast(tile.arange(block), int32)
     for number in tile.range(first // page, (seen + (page - 1)) // page):
-        at = tile.load(table, (request, number), ())
+        at = tile.load(table[request, number])
         place = lane + tile.cast(number, int32) * page
         sees = (place < seen) & (place >= first) & (lane < page)
         k = tile.load(keys, (at, head, 0, 0), (block, padded(width)))

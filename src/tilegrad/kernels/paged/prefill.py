@@ -104,7 +104,7 @@ class _Listed(TileOrder):
         """See `TileOrder`."""
         tiles = self.memory["tiles"]
         most = tiles.type.shape[0] - 1
-        return bounded(tile.load(tiles, (most, 0), ()), "listed", most) * self.lanes
+        return bounded(tiles[most, 0], "listed", most) * self.lanes
 
     def locate(self, number: Any) -> Work:
         """See `TileOrder`."""
@@ -114,7 +114,7 @@ class _Listed(TileOrder):
         head = hold(number % self.lanes, "head")
 
         def field(column: int, name: str, high: Size) -> Any:
-            return bounded(tile.load(tiles, (place, column), ()), name, high)
+            return bounded(tiles[place, column], name, high)
 
         sequence = field(REQUEST, "sequence", self.memory["table"].type.shape[0] - 1)
         start, queries = field(START, "start", x.queries), field(QUERIES, "queries", x.queries)

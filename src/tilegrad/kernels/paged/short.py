@@ -119,8 +119,7 @@ class _Short(Steps):
         self.make_tiles()
         self.load_factors()
         self.find()
-        place = tile.load(self.table, (self.request, self.sees // x.page), ())
-        page = bounded(place, "page", x.pages - 1)
+        page = bounded(self.table[self.request, self.sees // x.page], "page", x.pages - 1)
         best, sums = self.begin()
         for step in tile.range(self.blocks):
             best, sums = self.step(step, self.block(step), best, sums)

@@ -131,7 +131,7 @@ class Steps:
     def load_factors(self) -> None:
         """The scales of a key head in a cache of 8 bits."""
         if self.x.scaled:
-            self.factors = [tile.load(self.memory["scales"], (i, self.head), ()) for i in range(2)]
+            self.factors = [tile.load(self.memory["scales"][i, self.head]) for i in range(2)]
 
     def load_sinks(self) -> None:
         """The exponents of 2 that sums of the rows begin with, if heads have sinks."""

@@ -208,8 +208,7 @@ def _combine(x: PagedShape, plan: PagedPlan, own: Any, row: Any, memory: dict[st
     range_, head, most = own // heads, own % heads, high(plan.item_rows(x)) - 1
 
     def field(name: str, least: int, most: int) -> Any:
-        number = tile.load(memory["items"], (range_, FIELDS.index(name)), ())
-        return bounded(number, name, most, least)
+        return bounded(memory["items"][range_, FIELDS.index(name)], name, most, least)
 
     begin, end = field("start", 0, most), field("stop", -1, most)
     part, first, parts = field("partial", -1, most), field("from", 0, most), field("parts", 0, most)
