@@ -131,21 +131,6 @@ def sections(x: AttentionShape) -> list[int]:
     return sorted({*range(1, min(near, 8) + 1), *range(8, near + 1, 4), near, lanes})
 
 
-def blocks_of(x: AttentionShape, plan: AttentionPlan) -> np.ndarray:
-    """Blocks of keys of each tile of one pair of batch and head, by the tiles' order."""
-    rows, keys = plan.tile
-    first = np.arange(0, max(1, high(x.queries)), rows)
-    stop = np.full_like(first, high(x.keys))
-    start = np.zeros_like(first)
-    lowest, highest = x.band
-    if highest is not None:
-        stop = np.clip(np.minimum(first + rows, high(x.queries)) + high(highest), 0, stop)
-    if lowest is not None:
-        start = np.maximum(first + high(lowest), 0) // keys
-    found = np.maximum(-(-stop // keys) - start, 1)
-    return found[::-1] if highest is not None else found
-
-
 def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
     """Cycles of a launch, as the model sees it."""
     rows, keys = plan.tile
@@ -153,7 +138,17 @@ def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
     products = 2 * rows * keys * width / FLOPS
     rest = rows * keys / EXPONENTIALS + STEP_CYCLES
     step = max(products, rest) + (1 - HIDDEN[rows // 64]) * min(products, rest)
-    lanes, each = high(x.batch) * x.heads, blocks_of(x, plan)
+    # blocks of keys of each tile of one pair of batch and head, by the tiles' order
+    first = np.arange(0, max(1, high(x.queries)), rows)
+    stop, start = np.full_like(first, high(x.keys)), np.zeros_like(first)
+    lowest, highest = x.band
+    if highest is not None:
+        stop = np.clip(np.minimum(first + rows, high(x.queries)) + high(highest), 0, stop)
+    if lowest is not None:
+        start = np.maximum(first + high(lowest), 0) // keys
+    each = np.maximum(-(-stop // keys) - start, 1)
+    each = each[::-1] if highest is not None else each
+    lanes = high(x.batch) * x.heads
     count = min(lanes, max(64, plan.section))  # a longer list is more of the same
     work = ROW_CYCLES * rows + step * each
     group = max(1, min(plan.section, count))

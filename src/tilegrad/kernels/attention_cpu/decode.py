@@ -162,15 +162,6 @@ class Decode(Rows):
     @tile.function
     def work(self) -> None:
         """All rows over all blocks of keys of this part that some query may see."""
-        lower, self.upper = self.keys_of()
-        for r in self.rows:
-            self.prepare(r)
-        self.for_blocks(lower, self.upper)
-        for r in self.rows:
-            self.finish(r)
-
-    def keys_of(self) -> tuple[Any, Any]:
-        """The keys of this part: lower <= j < upper."""
         n, source = self.lanes, self.source
         lower, upper = self.seen(self.first, self.first + self.queries, source.run)
         if source.several:
@@ -180,7 +171,12 @@ class Decode(Rows):
             span = (tile.maximum(0, upper - lower) + (unit - 1)) // unit * n
             lower = lower + self.part * span
             upper = tile.minimum(upper, lower + span)
-        return lower, upper
+        self.upper = upper
+        for r in self.rows:
+            self.prepare(r)
+        self.for_blocks(lower, self.upper)
+        for r in self.rows:
+            self.finish(r)
 
     @tile.function
     def prepare(self, r: Any) -> None:

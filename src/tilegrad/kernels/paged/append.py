@@ -191,14 +191,9 @@ class _Append:
         tile.store(memory["values"], (*entry, 0), value, axes=self.axes(memory["values"]))
         count = end - number_at(memory["query_starts"], request)
         if (length - count <= at - at % x.page) & (after == 1):  # the page began in this step
-            self.clear(entry)
-
-    @tile.function
-    def clear(self, entry: tuple[Any, Any, Any]) -> None:
-        """Zeros in the rest of a page."""
-        page, head, at = entry
-        for number in tile.range(self.each):
-            clear_rest(self.x, self.memory["values"], (page, head + number), at, CLEARED)
+            for number in tile.range(self.each):
+                own = (page, self.head + number)
+                clear_rest(x, memory["values"], own, at % x.page, CLEARED)
 
     def rotate(self, name: str, into: Any, to: Sequence[Any], angle: Any, scale: Any) -> None:
         """Heads of queries or keys into another Memory, their first elements turned."""

@@ -109,7 +109,9 @@ class Items(Steps):
         items = tile.hold(items, "items", (0, most))
         turn = tile.full((), 0, int64)
         for item in tile.range(items):
-            following = self.record(self.ranges + start - self.own_range + item, fields)
+            row = within(self.ranges + start - self.own_range + item, 0, most - 1)
+            row = tile.hold(row, "row")
+            following = [within(self.number(row, f), *self.bounds[f]) for f in fields]
             # their order is that of the records, in sums too
             names = [f"field{FIELDS.index(f)}" for f in fields]
             held = [tile.hold(v, n, self.bounds[f]) for n, f, v in zip(names, fields, found)]
@@ -118,11 +120,6 @@ class Items(Steps):
             body(sizes, before)
             turn = tile.cast((before + sizes["blocks"]) % (2 * stages), int64)
             found = following
-
-    def record(self, row: Any, fields: Sequence[str]) -> list[Any]:
-        """Fields of a record that is not the program's first."""
-        row = tile.hold(within(row, 0, self.rows - 1), "row")
-        return [within(self.number(row, f), *self.bounds[f]) for f in fields]
 
     # ---- what roles do ----------------------------------------------------------------------
 

@@ -123,7 +123,12 @@ class _Short(Steps):
         best, sums = self.begin()
         for step in tile.range(self.blocks):
             best, sums = self.step(step, self.block(step), best, sums)
-        self.exchange(best, sums)
+        # each program of the cluster gets the columns that it finishes, of every program
+        tile.send(self.parts[self.rank], tile.read(self.total), self.gathered[0], "shares")
+        for which, line in enumerate((best, sums)):
+            line = tile.reshape(line, (plan.rows,))
+            tile.send(self.weighed[self.rank, which], line, self.gathered[0])
+        self.gathered.wait(0, 0)
         self.finish()
         if self.owns & self.there:
             self.append(page)
@@ -233,14 +238,6 @@ class _Short(Steps):
 
     # ---- the cluster ----------------------------------------------------------------------------
 
-    def exchange(self, best: Any, sums: Any) -> None:
-        """Each program of the cluster gets the columns that it finishes, of every program."""
-        tile.send(self.parts[self.rank], tile.read(self.total), self.gathered[0], "shares")
-        for which, line in enumerate((best, sums)):
-            line = tile.reshape(line, (self.plan.rows,))
-            tile.send(self.weighed[self.rank, which], line, self.gathered[0])
-        self.gathered.wait(0, 0)
-
     def finish(self) -> None:
         """Columns of the result: parts weighted by how far their best scores are apart."""
         best = [tile.read(self.weighed[r, 0]) for r in range(self.plan.cluster)]
@@ -260,11 +257,8 @@ class _Short(Steps):
         share = 1.0 / some_sum(total)
         if self.factors:
             share = share * self.factors[1]
-        self.write(result * share[None, :])
-
-    def write(self, result: Any) -> None:
-        """Columns (columns, rows) of the result that this program finishes."""
-        x, shape = self.x, result.shape
+        x, result = self.x, result * share[None, :]  # (columns, rows)
+        shape = result.shape
         at, row = self.at_value(counted(shape, 0, self.rank * shape[0])), counted(shape, 1)
         inside = (at < x.value_width) & (row < x.group) & self.there
         first = (self.token * x.heads + self.head * x.group) * x.value_width
