@@ -34,7 +34,7 @@ from ...tile.value import index_of, size_of
 from .holes import Holes
 from .plan import OWN, ROWS, BackwardPlan, backward_why_not, columns_of
 from .shape import AttentionShape, backward_parameters, memories, swizzled
-from .softmax import and_masks, first_of, line, times
+from .softmax import and_masks, clamped, first_of, line, times
 from .tile_order import block_at, block_count, corner
 
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
@@ -193,7 +193,7 @@ class BackwardBody:
             begin = tile.maximum(self.first + before, 0)
         end = self.queries if self.of_keys else self.limit
         if after is not None:
-            end = tile.maximum(tile.minimum(end, self.first + after + ROWS), 0)
+            end = clamped(end, 0, self.first + after + ROWS)
         if self.data_says:  # nothing is looped over for tokens past the last
             count = self.limit if self.of_keys else self.queries
             end = end * tile.minimum(tile.maximum(count - self.first, 0), 1)

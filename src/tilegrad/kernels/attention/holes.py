@@ -20,7 +20,7 @@ from ...tile.trace import tracer
 from ...tile.value import TileValue, index_of
 from ..random import random_bits
 from .shape import AttentionShape
-from .softmax import LANES, LOG2_E, and_masks, first_of, line, within
+from .softmax import LANES, LOG2_E, and_masks, clamped, first_of, line, within
 
 ADDED = {"bias", "slopes"}  # what scores grow by
 
@@ -65,7 +65,7 @@ class Holes:
         if "key_lengths" not in self.memory:
             return index_of(self.x.keys)
         length = tile.cast(self.memory["key_lengths"][self.batch], int64)
-        length = tile.maximum(tile.minimum(length, index_of(self.x.keys)), 0)
+        length = clamped(length, 0, index_of(self.x.keys))
         return tile.index(length, 0, high(self.x.keys))
 
     def tokens(self, name: str, token: Any, shape: tuple[int, ...], column: int = 0) -> Any:

@@ -32,6 +32,11 @@ def first_of(size: int, count: Any) -> Any:
     return line(size) < tile.cast(count, int32)
 
 
+def clamped(value: Any, least: Any, most: Any) -> Any:
+    """A number, brought within bounds."""
+    return tile.maximum(tile.minimum(value, most), least)
+
+
 def times(x: Any, factor: Any | None) -> Any:
     """A product; None is a factor of 1."""
     return x if factor is None else x * factor

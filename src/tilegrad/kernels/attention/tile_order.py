@@ -20,6 +20,7 @@ from ...tile.value import index_of, size_of
 from .holes import Holes
 from .plan import AttentionPlan
 from .shape import AttentionShape
+from .softmax import clamped
 
 Memories = Mapping[str, Any]  # by the names of parameters
 Step = Callable[[Any, bool], None]
@@ -67,8 +68,8 @@ def seen_by(
         start = hold(tile.maximum(first + low, 0) // keys, "start")
     if high_ is not None:
         last = tile.minimum(first + rows, queries)
-        stop = tile.maximum(tile.minimum(stop, last + high_), 0)
-        plain = tile.maximum(tile.minimum(plain, first + high_ + 1), 0)
+        stop = clamped(stop, 0, last + high_)
+        plain = clamped(plain, 0, first + high_ + 1)
     count = hold(tile.maximum(tile.ceil_divide(stop, keys) - start, 1), "blocks")
     end, right, left = start + count, least, count
     if cuts:
@@ -110,18 +111,19 @@ class TileOrder:
 
     # ---- what masks cut ---------------------------------------------------------------------
 
+    @property
+    def firsts(self) -> range:
+        """The last keys that tiles' first queries see, for all ways tiles lie to blocks of keys."""
+        return range(self.high, self.high + self.rows * self.keys, self.rows)
+
     def count_right(self) -> int:
         """The most blocks at a tile's right end that a mask cuts."""
+        rows, keys = self.rows, self.keys
         if self.high is None:
             return int(self.ends)
         if not isinstance(self.high, int):
-            return -(-(self.rows - 1) // self.keys) + 1
-        most = 1
-        for number in range(self.keys):
-            last = number * self.rows + self.rows + self.high
-            plain = number * self.rows + self.high + 1
-            most = max(most, -(-last // self.keys) - plain // self.keys)
-        return most
+            return -(-(rows - 1) // keys) + 1
+        return max(1, *(-(-(f + rows) // keys) - (f + 1) // keys for f in self.firsts))
 
     def first_columns(self, own: int) -> int:
         """How many keys of the last block of a tile 64 of its queries see at most, if that is the
@@ -134,7 +136,7 @@ class TileOrder:
         if low(x.keys - (self.high + x.queries)) < 0:
             return keys
         found = set()
-        for first in range(self.high, self.high + rows * keys, rows):
+        for first in self.firsts:
             last = -(-(first + rows) // keys)
             if last != first // keys + 1:  # its first queries end in another block
                 return keys
@@ -148,14 +150,11 @@ class TileOrder:
         if self.high is None or ends[0] == ends[1]:
             return 0
         if isinstance(self.high, int):
-            firsts = range(self.high, self.high + self.rows * self.keys, self.rows)
-            if not any(
-                -(-(first + 64 * ends[0]) // self.keys) < -(-(first + 64 * ends[1]) // self.keys)
-                for first in firsts
-            ):
+            blocks = [[-(-(f + 64 * end) // self.keys) for f in self.firsts] for end in ends]
+            if blocks[0] == blocks[1]:
                 return 0
         last = tile.minimum(work.first + 64 * ends[0], work.queries)
-        stop = tile.maximum(tile.minimum(work.limit, last + self.high), 0)
+        stop = clamped(work.limit, 0, last + self.high)
         unseen = tile.maximum(work.start + work.count - tile.ceil_divide(stop, self.keys), 0)
         return tile.hold(tile.minimum(unseen, work.count - 1), "skip")
 

@@ -31,6 +31,7 @@ from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import Parameters, memories
+from ..attention.softmax import clamped
 from ..attention.tile_order import number_at
 from .shape import PagedShape, parameters
 
@@ -111,7 +112,7 @@ def kept(value: Any, dtype: DType, scale: Any) -> Any:
         low, high = (-57344.0, 57344.0) if dtype is float8_e5m2 else (dtype.lowest, dtype.highest)
         value = value / scale
         value = tile.round(value) if dtype.is_integer else value
-        value = tile.maximum(tile.minimum(value, float(high)), float(low))
+        value = clamped(value, float(low), float(high))
     return tile.cast(value, dtype)
 
 

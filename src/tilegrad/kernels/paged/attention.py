@@ -29,11 +29,11 @@ from ...core.dtype import int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..attention.softmax import finished, log_sums
+from ..attention.softmax import clamped, finished, log_sums
 from ..attention.threads import DEPTH, multiply, shared_place
 from ..attention.tile_order import bounded, number_at
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
-from .steps import BARRIER, Steps, counted, page_part, within
+from .steps import BARRIER, Steps, counted, page_part
 from .work import mixed
 
 SCRATCH = ("partial", "sums")
@@ -101,17 +101,17 @@ class Items(Steps):
         stages, most = self.plan.stages, self.rows
         first, last, *loaded = [self.number(self.own_range, f) for f in ("start", "stop", *fields)]
         start, stop = bounded(first, "start", most), bounded(last, "stop", most, -1)
-        found = [within(v, *self.bounds[f]) for f, v in zip(fields, loaded)]
-        count = tile.maximum(tile.minimum(stop - start + 1, most), 0)
+        found = [clamped(v, *self.bounds[f]) for f, v in zip(fields, loaded)]
+        count = clamped(stop - start + 1, 0, most)
         # No field is negative, and to know that all must be here: they come at the same time.
         signs = [v for f, v in zip(fields, loaded) if self.bounds[f][0] >= 0]
         items = tile.where(reduce(lambda a, c: a | c, signs) >= 0, count, 0)
         items = tile.hold(items, "items", (0, most))
         turn = tile.full((), 0, int64)
         for item in tile.range(items):
-            row = within(self.ranges + start - self.own_range + item, 0, most - 1)
+            row = clamped(self.ranges + start - self.own_range + item, 0, most - 1)
             row = tile.hold(row, "row")
-            following = [within(self.number(row, f), *self.bounds[f]) for f in fields]
+            following = [clamped(self.number(row, f), *self.bounds[f]) for f in fields]
             # their order is that of the records, in sums too
             names = [f"field{FIELDS.index(f)}" for f in fields]
             held = [tile.hold(v, n, self.bounds[f]) for n, f, v in zip(names, fields, found)]

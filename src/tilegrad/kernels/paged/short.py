@@ -29,11 +29,11 @@ from ...core.dtype import float32, int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..attention.softmax import finite, some_sum
+from ..attention.softmax import clamped, finite, some_sum
 from ..attention.tile_order import bounded, number_at
 from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedPlan, PagedShape, why_not
-from .steps import BARRIER, Steps, counted, within
+from .steps import BARRIER, Steps, counted
 
 CLEARED = 16  # rows that are written at once
 
@@ -89,7 +89,7 @@ class _Short(Steps):
         zero = tile.full((), 0, int64)
         self.there = first < last
         self.counts = self.there & (zero < length)
-        before = tile.where(self.there, within(length - 1, 0, self.most - 1), zero)
+        before = tile.where(self.there, clamped(length - 1, 0, self.most - 1), zero)
         self.sees = tile.hold(before, "before", (0, self.most - 1))
         self.token = bounded(first, "token", x.tokens - 1)
         self.first: Any = 0

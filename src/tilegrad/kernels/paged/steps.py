@@ -35,11 +35,6 @@ BARRIER = 0  # at which the warps that multiply meet
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 
 
-def within(value: Any, least: int, most: int) -> Any:
-    """A number, brought within bounds."""
-    return tile.maximum(tile.minimum(value, most), least)
-
-
 def counted(shape: tuple[int, int], axis: int, start: Any = 0) -> Any:
     """A number for every row or column, as a tile of one of them."""
     line = tile.arange(shape[axis])

@@ -24,7 +24,7 @@ from ...core.dtype import int32, int64
 from ...ir.symbol import Size, floor_divide, high
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import memories
-from ..attention.softmax import finite, some_sum
+from ..attention.softmax import clamped, finite, some_sum
 from ..attention.tile_order import bounded
 from .shape import FIELDS, KNOWN, RECORD, PagedPlan, PagedShape, parameters
 
@@ -111,7 +111,7 @@ class _Items:
         stop, total = tile.cumsum(size), tile.sum(size, 0)
         start = stop - size
         self.total = tile.maximum(total, 1)
-        self.programs = tile.maximum(tile.minimum(total, self.ranges), 1)
+        self.programs = clamped(total, 1, self.ranges)
 
         def program_of(unit: Any) -> Any:
             """The program that takes a unit."""
