@@ -26,7 +26,7 @@ from tilegrad.kernels.matmul.matvec import LINE, WARPS, Matvec, MatvecPlan, choo
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.quantised import gpu as quantised_gpu
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens
+from tilegrad.kernels.quantised.gpu_rows import RowsPlan
 from tilegrad.kernels.quantised.gpu_take import take, unpack
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape, parameters
 from tilegrad.tile.build import Body, BodyBuilder
@@ -170,7 +170,7 @@ def surrounded(x: QuantisedShape, around: Around, given: Memories, values: Array
 def few(x: QuantisedShape, plan: RowsPlan | None = None, around: Around = NOTHING) -> Products:
     """Few tokens, by byte products."""
     weights, sizes = Weights(x), around.results(x)
-    body = few_tokens(x, plan or quantised_gpu.rows_plan(x), around=around)
+    body = quantised_gpu.body_of(x, plan or quantised_gpu.rows_plan(x), around=around)
     shapes = {
         "x": (x.tokens, x.columns),
         "norm": (x.columns,),

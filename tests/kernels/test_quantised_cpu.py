@@ -20,7 +20,7 @@ from tilegrad.graph import build, ops
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Tuple
 from tilegrad.kernels.quantised import cpu as kernels
-from tilegrad.kernels.quantised.cpu_decode import decode, programs
+from tilegrad.kernels.quantised.cpu_decode import Decode, programs
 from tilegrad.kernels.quantised.cpu_prefill import panel_blocks
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
@@ -214,7 +214,7 @@ def test_tokens_known_at_run_time() -> None:
 def test_the_work_of_a_step() -> None:
     """16 byte products for 512 weights and a token, and no more loads than the bytes need."""
     shape = QuantisedShape(formats.Q4_1, 4096, 576)
-    nodes = [n for n, _ in walk(decode(shape, AVX512_AMX).block)]
+    nodes = [n for n, _ in walk(Decode(shape, AVX512_AMX).build().block)]
     assert sum(n.op.name == "byte_dot" for n in nodes) == 16
     read = sum(
         int(np.prod(n.shape)) * n.dtype.size
@@ -222,7 +222,7 @@ def test_the_work_of_a_step() -> None:
         if n.op.name == "load" and n.shape == (16,)
     )
     assert read == 16 * 20  # bytes of a block of 32 in each of 16 rows
-    text = emit(fitted(decode(shape, AVX512_AMX), AVX512_AMX), "k", AVX512_AMX)[0]
+    text = emit(fitted(Decode(shape, AVX512_AMX).build(), AVX512_AMX), "k", AVX512_AMX)[0]
     assert text.count("call <16 x i32> @llvm.x86.avx512.vpdpbusd.512") == 3 * 16  # 2 + 1 a loop
     many = QuantisedShape(formats.Q4_1, 4096, 576, 512)
     body = kernels.callee(many, AVX512_AMX).launches[1][0]
@@ -236,7 +236,9 @@ def test_the_work_of_a_step() -> None:
 def test_byte_products_of_arm(form: Format, more: str, wanted: str) -> None:
     """The instruction that a CPU has, also where codes have all eight bits; on every machine."""
     target = replace(NEON, features=",".join(f"+{name}" for name in ("neon", *more.split())))
-    text = emit(fitted(decode(QuantisedShape(form, 32, 64, 3), target), target), "k", target)[0]
+    text = emit(
+        fitted(Decode(QuantisedShape(form, 32, 64, 3), target).build(), target), "k", target
+    )[0]
     words = assembly(text, target).split()
     for name in ("sdot", "usdot"):
         assert (words.count(name) > 0) == (name == wanted), name
@@ -372,7 +374,7 @@ def test_lesser_machines(target: Target, form: Format, tokens: int) -> None:
 def by_decode(form: Format, tokens: Any, x: np.ndarray, raw: np.ndarray) -> Any:
     """Products of bytes with all tokens, 24 at a time, on this machine."""
     shape = QuantisedShape(form, len(raw), x.shape[1], tokens)
-    body = decode(shape, host(), 24, whole=True)
+    body = Decode(shape, host(), 24, whole=True).build()
     given = [x, *packed(shape, raw)]
     return compiled(
         KernelCallee.named("quantised_matmul", [body], ("out0",)),

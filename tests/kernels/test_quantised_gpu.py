@@ -24,7 +24,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu as kernels
 from tilegrad.kernels.quantised.gpu_layout import bytes_of
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens, shared_bytes
+from tilegrad.kernels.quantised.gpu_rows import RowsPlan, shared_bytes
 from tilegrad.kernels.quantised.gpu_take import take
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape, parameters
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
@@ -146,7 +146,7 @@ def test_parts_of_chunks(form: Format) -> None:
     whole = kernels.pack(shape, raw)
     for start in range(0, 40, kernels.ROWS):
         chunk = raw[start : start + kernels.ROWS]
-        for name, array in kernels.pack(shape.with_rows(len(chunk)), chunk).items():
+        for name, array in kernels.pack(shape, chunk).items():
             first = start * len(whole[name]) // 48
             np.testing.assert_array_equal(array, whole[name][first : first + len(array)])
 
@@ -176,7 +176,7 @@ def test_bytes() -> None:
 @pytest.mark.parametrize("form", QUANTISED, ids=lambda f: f.name)
 def test_few_tokens(form: Format) -> None:
     case = Product(form, 20, 3 * form.block if form.block > 32 else 288, 2)
-    body = few_tokens(case.shape, SMALL)
+    body = kernels.body_of(case.shape, SMALL)
     found = case.interpret(body)
     case.few(found)
     np.testing.assert_array_equal(case.simulate(body), found)
@@ -197,7 +197,7 @@ PLANS = {
 def test_plans(name: str, form: str) -> None:
     columns, plan = PLANS[name]
     case = Product(BY_NAME[form], 16, columns, 1)
-    body = few_tokens(case.shape, plan)
+    body = kernels.body_of(case.shape, plan)
     found = case.interpret(body)
     case.few(found)
     np.testing.assert_array_equal(case.simulate(body), found)
@@ -207,7 +207,7 @@ def test_plans(name: str, form: str) -> None:
 @pytest.mark.parametrize("dtype", [float32, float16], ids=str)
 def test_other_tokens(dtype: Any) -> None:
     case = Product(formats.Q4_1, 16, 1024, 1, dtype)
-    body = few_tokens(case.shape, SMALL)
+    body = kernels.body_of(case.shape, SMALL)
     case.few(case.interpret(body))
     case.few(case.simulate(body))
 
@@ -215,7 +215,7 @@ def test_other_tokens(dtype: Any) -> None:
 @pytest.mark.parametrize("tokens", [3, 4])
 def test_tokens_of_several_programs(tokens: int) -> None:
     case = Product(formats.Q4_1, 16, 1024, tokens)
-    body = few_tokens(case.shape, RowsPlan(8, 1, 32, tokens=2, together=1))
+    body = kernels.body_of(case.shape, RowsPlan(8, 1, 32, tokens=2, together=1))
     assert body.grid == (2, 2)
     found = case.interpret(body)
     case.few(found)
@@ -225,7 +225,7 @@ def test_tokens_of_several_programs(tokens: int) -> None:
 @pytest.mark.parametrize("each", [2, 4])
 def test_few_of_a_symbol(each: int) -> None:
     case = Product(formats.Q4_1, 16, 1024, 3, size=symbol("tokens", 1, 4))
-    body = few_tokens(case.shape, RowsPlan(8, 1, 32, tokens=each))
+    body = kernels.body_of(case.shape, RowsPlan(8, 1, 32, tokens=each))
     case.few(case.interpret(body))
     case.few(case.simulate(body))
 
@@ -237,7 +237,7 @@ def test_hostile_tokens() -> None:
     case.x[1] = np.where(np.arange(1024) % 2, 3e38, -3e38).astype(ml_dtypes.bfloat16)
     case.x[2, 5] = np.inf
     with np.errstate(all="ignore"):
-        found = case.interpret(few_tokens(case.shape, SMALL)).astype(np.float64)
+        found = case.interpret(kernels.body_of(case.shape, SMALL)).astype(np.float64)
     assert (found[0] == 0).all()
     wanted = case.x[1].astype(np.float64) @ case.weights.T
     near = np.isfinite(found[1])
@@ -247,7 +247,7 @@ def test_hostile_tokens() -> None:
 
 def test_a_plan_that_does_not_fit() -> None:
     with pytest.raises(InternalError, match="do not fit"):
-        few_tokens(QuantisedShape(formats.Q4_1, 16, 1024), RowsPlan(32, 1, 32))
+        kernels.body_of(QuantisedShape(formats.Q4_1, 16, 1024), RowsPlan(32, 1, 32))
 
 
 AROUND = {
@@ -283,7 +283,7 @@ def test_around(name: str, dtype: Any) -> None:
     if around.gated:
         want = want[:, :16] / (1 + np.exp(-want[:, :16])) * want[:, 16:]
     want = want + (residual.astype(np.float64) if around.residual else 0)
-    body = few_tokens(case.shape, SMALL, around=around)
+    body = kernels.body_of(case.shape, SMALL, around=around)
     sizes = around.results(case.shape)
     order = [name for name, _ in parameters(case.shape, kernels.parts(case.shape), around)][
         : -len(sizes)
@@ -307,7 +307,7 @@ def test_what_is_not_around() -> None:
     assert kernels.why_not_around(replace(more, format=formats.Q8_0), H200, Around())
     assert kernels.why_not_around(shape, H200, Around(splits=(24, 24)))
     with pytest.raises(InternalError, match="do not fit"):
-        few_tokens(shape, SMALL, around=Around(gated="silu"))
+        kernels.body_of(shape, SMALL, around=Around(gated="silu"))
 
 
 # ---- many tokens --------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ WORK = {
 
 
 def lines_of(shape: QuantisedShape, plan: RowsPlan) -> list[str]:
-    text = emit(few_tokens(shape, plan), "entry", H200)[0]
+    text = emit(kernels.body_of(shape, plan), "entry", H200)[0]
     lines = (re.sub(r"^@!?%p\d+ ", "", line.strip()) for line in text.splitlines())
     return [line for line in lines if line.endswith(";") and not line.startswith(".")]
 

@@ -17,7 +17,7 @@ from tilegrad.core.format import QUANTISED
 from tilegrad.core.target import A100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu as kernels
-from tilegrad.kernels.quantised.gpu_packed import PackedPlan, packed_matmul, plans, why_not
+from tilegrad.kernels.quantised.gpu_packed import PackedPlan, plans, why_not
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -67,7 +67,7 @@ class Case:
 
     def check(self, plan: PackedPlan) -> None:
         """Both runs of a Plan are near the float64 product, and proved."""
-        body = packed_matmul(self.shape, plan, "entry", self.around)
+        body = kernels.body_of(self.shape, plan, "entry", self.around)
         verify_body(body, "placed", H200)
         assert not [f for f in check_body(body, H200) if f.severity == "error"]
         for simulated in (False, True):
@@ -131,7 +131,7 @@ def test_plans_count_what_they_allocate(tokens: int) -> None:
         for form in ("Q4_0", "Q4_1"):
             shape = QuantisedShape(BY_NAME[form], 576, 576, tokens, bfloat16)
             for plan in plans(shape, around, H200):
-                body = packed_matmul(shape, plan, around=around)
+                body = kernels.body_of(shape, plan, around=around)
                 assert not shared_bytes(body, H200), plan
 
 
@@ -148,7 +148,7 @@ def test_assembled() -> None:
         for tokens in (8, 32, 64, 256):
             shape = QuantisedShape(formats.Q4_1, rows, columns, tokens, bfloat16)
             plan = plans(shape, around, H200)[0]
-            body = packed_matmul(shape, plan, "entry", around)
+            body = kernels.body_of(shape, plan, "entry", around)
             texts[f"{rows} {tokens}"] = emit(body, "entry", H200)[0]
     for name, made in assemble_all(texts, H200.cpu).items():
         made.check_library(name)

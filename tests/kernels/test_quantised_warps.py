@@ -16,7 +16,7 @@ from tilegrad.core.dtype import bfloat16, float16
 from tilegrad.core.target import A100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu as kernels
-from tilegrad.kernels.quantised.gpu_warps import WarpsPlan, plan_of, warp_tokens, why_not
+from tilegrad.kernels.quantised.gpu_warps import WarpsPlan, plan_of, why_not
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -31,7 +31,7 @@ def plan(rows: int, warps: int, groups: int, stages: int, n: int = 8) -> WarpsPl
 
 def check(case: Case, plan: WarpsPlan) -> None:
     """Both runs of a Plan are near the float64 product, and proved."""
-    body = warp_tokens(case.shape, plan, "entry", case.around)
+    body = kernels.body_of(case.shape, plan, "entry", case.around)
     verify_body(body, "placed", H200)
     assert not [f for f in check_body(body, H200) if f.severity == "error"]
     for simulated in (False, True):
@@ -111,7 +111,7 @@ def test_assembled() -> None:
     ):
         for form in (formats.Q4_0, formats.Q4_1):
             shape = QuantisedShape(form, rows, columns, 8, bfloat16)
-            body = warp_tokens(shape, plan_of(shape, around, H200), "entry", around)
+            body = kernels.body_of(shape, plan_of(shape, around, H200), "entry", around)
             texts[f"{form.name} {rows} {columns} {around}"] = emit(body, "entry", H200)[0]
     for name, made in assemble_all(texts, H200.cpu).items():
         made.check_library(name)

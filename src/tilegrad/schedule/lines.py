@@ -12,7 +12,7 @@ first nan is the largest, then the lower place wins; of nothing the place is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..core.dtype import float64, int64
@@ -27,8 +27,6 @@ from .evaluate import wide
 from .sheet import Sheet
 from .space import KINDS, Part, Space, identity, is_blocked, reduce_index
 
-Step = Callable[[Size, list[Node]], Sequence[Node] | None]
-Line = Callable[[Size, Size, Size, list[Node]], list[Node]]
 FAR_OFF = 1 << 62  # no place: above every index
 CHAIN = 64  # additions to one accumulator before it is added to a total
 
@@ -40,20 +38,14 @@ class Lines(Part):
         super().__init__(space, sheet)
         self.lanes = lanes
 
-    def lane_loop(
-        self,
-        start: Size,
-        stop: Size,
-        body: Step,
-        carried: Sequence[Node] = (),
-        size: Size | None = None,
-    ) -> list[Node]:
-        """Vectors over [start, stop): whole ones, then one that is masked."""
-        size, lanes, values = stop if size is None else size, self.lanes, list(carried)
-        for base, whole in self.b.steps("i", start, stop, lanes, values, "tail"):
-            with self.e.vector(base, lanes, size if whole else stop, whole) as lane:
-                values[:] = body(lane, list(values)) or ()
-        return values
+    def vectors(
+        self, start: Size, stop: Size, size: Size, values: list[Node] | None = None
+    ) -> Iterator[Size]:
+        """Vectors over [start, stop) of an axis of `size`, as `for` writes them: whole ones, then
+        one that is masked. Gives the lane; `values` are carried."""
+        for base, whole in self.b.steps("i", start, stop, self.lanes, values, "tail"):
+            with self.e.vector(base, self.lanes, size if whole else stop, whole) as lane:
+                yield lane
 
     def over_lines(
         self,
@@ -61,43 +53,35 @@ class Lines(Part):
         fresh: Sequence[Node],
         lines: Size,
         span: tuple[Size, Size],
-        run: Line,
         values: list[Node],
-    ) -> list[Node]:
-        """run(line, first, last, accumulators) over the span of each line of `inner` elements.
+    ) -> Iterator[tuple[Size, Size, Size]]:
+        """(line, first, last) over the span of each line of `inner` elements, as `for` writes them;
+        `values` are the accumulators.
 
-        Accumulators that are `blocked` start anew, as `fresh` ones, after CHAIN additions.
+        Those that are `blocked` start anew, as `fresh` ones, after CHAIN additions.
         """
         b, e = self.b, self.e
         turns = ceil_divide(high(span[1] - span[0]), self.lanes)
 
-        def whole(first: Size, last: Size, carried: list[Node]) -> list[Node]:
-            def nest(line: Size, inside: list[Node]) -> Sequence[Node]:
+        def each(first: Size, last: Size) -> Iterator[Size]:
+            for line in b.each("outer", first, last, 1, values):
                 with e.scope():
-                    return run(line, *span, inside)
-
-            return b.loop("outer", first, last, 1, nest, carried)
+                    yield line
 
         if high(lines) * turns <= CHAIN or not any(blocked):
-            return run(0, *span, values) if lines == 1 else whole(0, lines, values)
-        totals = [b.cast(x, float64) if t else x for t, x in zip(blocked, values)]
+            for line in each(0, lines) if lines != 1 else [0]:
+                yield line, *span
+            return
+        values[:] = [b.cast(x, float64) if t else x for t, x in zip(blocked, values)]
         if lines != 1 and turns <= CHAIN:
-            totals = self.in_blocks(blocked, fresh, (0, lines), CHAIN // turns, whole, totals)
+            for some in self.in_blocks(blocked, fresh, (0, lines), CHAIN // turns, values):
+                for line in each(*some):
+                    yield line, *span
         else:
-
-            def line(number: Size, carried: list[Node]) -> list[Node]:
-                with e.scope():
-                    return self.in_blocks(
-                        blocked,
-                        fresh,
-                        span,
-                        CHAIN * self.lanes,
-                        lambda *x: run(number, *x),
-                        carried,
-                    )
-
-            totals = line(0, totals) if lines == 1 else b.loop("outer", 0, lines, 1, line, totals)
-        return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
+            for line in each(0, lines):
+                for some in self.in_blocks(blocked, fresh, span, CHAIN * self.lanes, values):
+                    yield line, *some
+        values[:] = [b.cast(x, own.dtype) for x, own in zip(values, fresh)]
 
     def in_blocks(
         self,
@@ -105,27 +89,26 @@ class Lines(Part):
         fresh: Sequence[Node],
         span: tuple[Size, Size],
         block: int,
-        run: Callable[[Size, Size, list[Node]], list[Node]],
-        totals: list[Node],
-    ) -> list[Node]:
-        """run(first, last, accumulators) over a span, a block at a time, added to totals."""
+        values: list[Node],
+    ) -> Iterator[tuple[Size, Size]]:
+        """(first, last) of the blocks of a span; what accumulators take there is added to them."""
         b, (start, stop) = self.b, span
 
-        def added(first: Size, last: Size, carried: list[Node]) -> list[Node]:
-            own = [f if t else x for t, f, x in zip(blocked, fresh, carried)]
-            return [
+        def added(first: Size, last: Size) -> Iterator[tuple[Size, Size]]:
+            totals = list(values)
+            values[:] = [f if t else x for t, f, x in zip(blocked, fresh, totals)]
+            yield first, last
+            values[:] = [
                 b.apply("add", x, b.cast(new, float64)) if t else new
-                for t, x, new in zip(blocked, carried, run(first, last, own))
+                for t, x, new in zip(blocked, totals, values)
             ]
 
-        def trip(at: Size, carried: list[Node]) -> Sequence[Node]:
+        middle = start + floor_divide(stop - start, block) * block
+        for at in b.each("block", start, middle, block, values):
             with self.e.scope():
-                return added(at, at + block, carried)
-
-        size = stop - start
-        middle = start + floor_divide(size, block) * block
-        totals = b.loop("block", start, middle, block, trip, totals)
-        return totals if modulo(size, block) == 0 else added(middle, stop, totals)
+                yield from added(at, at + block)
+        if modulo(stop - start, block) != 0:
+            yield from added(middle, stop)
 
 
 # ---- accumulators -------------------------------------------------------------------------------
@@ -320,11 +303,10 @@ class RowSweeps(Reductions):
         fresh = self.accumulators(sweep)
         long = blocked(sweep.reduces)
         long += [False] * (len(fresh) - len(long))
-
-        def piece(outer: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
-            return self.piece(sweep, outer, first, last, carried)
-
-        return self.over_lines(long, fresh, outer_size, span, piece, values)
+        values = list(values)
+        for place in self.over_lines(long, fresh, outer_size, span, values):
+            values[:] = self.piece(sweep, *place, values)
+        return values
 
     def piece(
         self, sweep: Sweep, outer: Size, start: Size, stop: Size, values: list[Node]

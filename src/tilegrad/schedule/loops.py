@@ -20,7 +20,7 @@ number of workers, so results are the same bits run to run; few additions go to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..core.dtype import float32, float64, int64
@@ -55,7 +55,7 @@ from .access import (
 )
 from .evaluate import wide
 from .family import Bodies
-from .lines import CHAIN, Lines, Reductions, RowSweeps, Step, Sweep, sweeps
+from .lines import CHAIN, Lines, Reductions, RowSweeps, Sweep, sweeps
 from .region import COSTLY, Region
 from .sheet import Sheet
 from .space import Space, is_blocked
@@ -88,15 +88,13 @@ class FlatLoops(Lines):
         blocks: Size = ceil_divide(inner, block) if high(inner) > 2 * block else 1
         grid, (row, number) = self.sheet.programs(rows, blocks)
 
-        def body(lane: Size, _: list[Node]) -> None:
-            self.write_all(row, lane)
-
         lane, start = atom_of("lane", inner), number * block
         with self.e.scope():
             for v in self.space.region.stored:
                 self.e.hoist(v, self.space.index_at(v, row, lane), [lane])
             stop = inner if blocks == 1 else minimum(start + block, inner)
-            self.lane_loop(start, stop, body, size=inner)
+            for at in self.vectors(start, stop, inner):
+                self.write_all(row, at)
         return (grid,)
 
     # ---- turned: reads that run across the rows -------------------------------------------
@@ -223,19 +221,18 @@ class RowLoops(RowSweeps):
                 return place
             return place[0], tuple(substitute(i, {atom: outer}) for i in place[1])
 
-        def body(_: Size, carried: list[Node]) -> Sequence[Node]:
+        values = list(values)
+        for _ in self.vectors(start, stop, sweep.inner, values):
             for key in needed:
                 if key in self.filled:
                     e.bind(*moved(key), e._load(self.stash[key], column))
-            new = self.feed(sweep.reduces, sweep.row, column, carried)
+            values[:] = self.feed(sweep.reduces, sweep.row, column, values)
             for v in sweep.writes:
                 self.sheet.write(v, self.space.index_at(v, sweep.row, column))
             for key in needed:
                 if key not in self.filled:
                     e.store(self.stash[key], e.value(*moved(key)), column)
-            return new
-
-        return self.lane_loop(start, stop, body, values, size=sweep.inner)
+        return values
 
     def finish(self, sweep: Sweep, values: list[Node]) -> None:
         """Combine lanes; what the loop has kept is there for later ones."""
@@ -280,14 +277,10 @@ class ColumnLoops(Reductions):
             scratch.append(self.b.allocate((size,), int64, "l1"))
         return scratch
 
-    def over_block(self, body: Callable[[Size, Size], None]) -> None:
-        """body(row, place in the block) for each vector of results."""
-
-        def run(lane: Size, _: list[Node]) -> None:
-            row = self.outer_row * self.space.inner + lane
-            body(row, lane - self.start)
-
-        self.lane_loop(self.start, self.stop, run, size=self.space.inner)
+    def over_block(self) -> Iterator[tuple[Size, Size]]:
+        """(row, place in the block) of each vector of results, as `for` writes them."""
+        for lane in self.vectors(self.start, self.stop, self.space.inner):
+            yield self.outer_row * self.space.inner + lane, lane - self.start
 
     def peek(self, memory: Node, place: Size) -> Node:
         """Running results; the scratch is a whole number of vectors, so no mask is needed."""
@@ -312,72 +305,59 @@ class ColumnLoops(Reductions):
 
     def column_stage(self, reduces: Sequence[Node], stage: int) -> None:
         """Take the reduced elements, a few at a time, over the block."""
-
-        def clear(row: Size, place: Size) -> None:
+        for _, place in self.over_block():
             for v in reduces:
                 for memory, x in zip(self.running[v], self.sums.starts([v], (self.lanes,))):
                     self.poke(memory, x, place)
-
-        self.over_block(clear)
-        many = MANY if high(self.space.region.columns) >= 2 * MANY else 1
-
-        def taking(count: int) -> Step:
-            def at(column: Size, _: list[Node]) -> None:
-                def body(row: Size, place: Size) -> None:
+        memories = [m for v in reduces for m in self.running[v]]
+        for column, count in self.turns(reduces):
+            with self.e.scope():
+                for row, place in self.over_block():
                     self.known_results(stage, row, place)
-                    values = [self.peek(m, place) for v in reduces for m in self.running[v]]
+                    values = [self.peek(m, place) for m in memories]
                     for k in range(count):
                         values = self.feed(reduces, row, column + k, values)
                         if count > 1:
                             self.ask_ahead(reduces, row, column + (count + k))
-                    memories = [m for v in reduces for m in self.running[v]]
                     for memory, x in zip(memories, values):
                         self.poke(memory, x, place)
 
-                with self.e.scope():
-                    self.over_block(body)
-
-            return at
-
-        self.over_columns(reduces, many, taking)
-
-    def over_columns(
-        self, reduces: Sequence[Node], many: int, taking: Callable[[int], Step]
-    ) -> None:
-        """All reduced elements, `many` at a time; long sums of floats in blocks."""
+    def turns(self, reduces: Sequence[Node]) -> Iterator[tuple[Size, int]]:
+        """(first, how many) of the reduced elements, as `for` writes loops over them: MANY at a
+        time where there are enough; long sums of floats in blocks."""
         b, columns = self.b, self.space.region.columns
+        many = MANY if high(columns) >= 2 * MANY else 1
         whole = floor_divide(columns, many) * many
         long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
         totals = {v: b.allocate(self.running[v][0].shape, float64, "l1") for v in long}
-
-        def block(at: Size, _: list[Node]) -> None:
-            b.loop("column", at, minimum(at + CHAIN, whole), many, taking(many))
-            self.over_block(lambda _, place: self.to_totals(totals, place))
-
         if long:
-            self.over_block(lambda _, place: self.to_totals(totals, place, first=True))
-            b.loop("block", 0, whole, CHAIN, block)
+            self.to_totals(totals, first=True)
+            for at in b.each("block", 0, whole, CHAIN):
+                for column in b.each("column", at, minimum(at + CHAIN, whole), many):
+                    yield column, many
+                self.to_totals(totals)
         else:
-            b.loop("column", 0, whole, many, taking(many))
+            for column in b.each("column", 0, whole, many):
+                yield column, many
         if modulo(columns, many) != 0:
-            b.loop("rest", whole, columns, 1, taking(1))
+            for column in b.each("rest", whole, columns):
+                yield column, 1
         if long:
-            self.over_block(lambda _, place: self.to_totals(totals, place, last=True))
+            self.to_totals(totals, last=True)
 
-    def to_totals(
-        self, totals: dict[Node, Node], place: Size, first: bool = False, last: bool = False
-    ) -> None:
+    def to_totals(self, totals: dict[Node, Node], first: bool = False, last: bool = False) -> None:
         """Add what a block gave to its total and start anew; at last put the total back."""
         b = self.b
-        for v, memory in totals.items():
-            own, (none,) = self.running[v][0], self.sums.starts([v], (self.lanes,))
-            new = b.cast(none if first else self.peek(own, place), float64)
-            new = new if first else b.apply("add", self.peek(memory, place), new)
-            if last:
-                self.poke(own, b.cast(new, none.dtype), place)
-            else:
-                self.poke(memory, new, place)
-                self.poke(own, none, place)
+        for _, place in self.over_block():
+            for v, memory in totals.items():
+                own, (none,) = self.running[v][0], self.sums.starts([v], (self.lanes,))
+                new = b.cast(none if first else self.peek(own, place), float64)
+                new = new if first else b.apply("add", self.peek(memory, place), new)
+                if last:
+                    self.poke(own, b.cast(new, none.dtype), place)
+                else:
+                    self.poke(memory, new, place)
+                    self.poke(own, none, place)
 
     def ask_ahead(self, reduces: Sequence[Node], row: Size, column: Size) -> None:
         """Prefetch what a later turn reads: each row is a page of its own, unknown to hardware."""
@@ -394,9 +374,6 @@ class ColumnLoops(Reductions):
 
     def column_results(self, stages: int) -> None:
         """Write results and what follows from them."""
-
-        def body(row: Size, place: Size) -> None:
+        for row, place in self.over_block():
             self.known_results(stages + 1, row, place)
             self.write_rows(self.space.region.stored, row)
-
-        self.over_block(body)

@@ -14,7 +14,7 @@ from ...core.target import Target
 from ...ir.symbol import Size, combine, high, low, maximum, minimum
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
-from .cpu_decode import decode
+from .cpu_decode import Decode
 from .cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
 from .cpu_prefill import prefill
 from .cpu_take import take
@@ -43,13 +43,13 @@ def callee(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> K
     of one of them is empty. Results but the first are scratch.
     """
     if around != NOTHING:
-        body = decode(shape, target, name="quantised_around", around=around)
+        body = Decode(shape, target, name="quantised_around", around=around).build()
         return KernelCallee.named("quantised_around", [body], around.names(shape))
     most, every = few(target), takes_any_number(target)
     bodies = of_any_number(shape, target) if every else []
     if not every and low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
-        bodies.append(decode(shape, target, most, own))
+        bodies.append(Decode(shape, target, most).build(own))
     if not every and high(shape.tokens) > most:
         own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
         bodies += prefill(shape, target, own)
@@ -65,7 +65,7 @@ def of_any_number(shape: QuantisedShape, target: Target) -> list[Body]:
     """The kernel that takes any number of tokens."""
     most = few(target)
     if most > 1:
-        return [decode(shape, target, most, whole=True)]
+        return [Decode(shape, target, most, whole=True).build()]
     return prefill(shape, target, vectors=True)
 
 

@@ -42,6 +42,7 @@ MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 TINY, LARGE = 2.0**-60, 2.0**60
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
 AHEAD = 4096  # bytes of codes that are asked for before they are read
+MOST_TOKENS = 1 << 30  # as many as there are
 PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
 
@@ -60,16 +61,6 @@ def together(tokens: Any, target: Target) -> int:
     if not isinstance(tokens, int):
         return min(most, 4)  # one by one what is left of these
     return ceil_divide(tokens, max(1, ceil_divide(tokens, most)))
-
-
-def rows_at_once(target: Target) -> int:
-    """Rows of a block whose products are made at a time: what registers hold beside their codes."""
-    return 8 if target.multiplies_by_lane else ROWS
-
-
-def only_signed(target: Target) -> bool:
-    """Whether the Target's instruction for products of four bytes takes signed ones alone."""
-    return target.has("dotprod") and not target.has("i8mm")
 
 
 def multiply_add(target: Target, x: Any, y: Any, z: Any) -> Any:
@@ -176,23 +167,26 @@ class Writer:
 
 
 class Decode(Writer):
-    """Builds the Body."""
+    """The kernel for at most so many tokens, or for so many at a time (`whole`)."""
 
     def __init__(
         self,
         shape: QuantisedShape,
         target: Target,
-        most: int,
-        name: str,
+        most: int = MOST_TOKENS,
+        name: str = "quantised_decode",
         around: Around = NOTHING,
         whole: bool = False,
     ) -> None:
         super().__init__(shape, target, grouped(shape, around), name)
-        self.most, self.around = most, around
+        self.most, self.around = max(1, min(most, high(shape.tokens))), around
         self.whole = whole  # whether there may be more tokens than `most`
         self.first: Size = 0  # of the tokens at work
         self.base: Size = 0  # the first block of a group's rows
-        self.signed, self.rows_at_once = only_signed(target), rows_at_once(target)
+        # whether the instruction for products of four bytes takes signed ones alone
+        self.signed = target.has("dotprod") and not target.has("i8mm")
+        # rows of a block whose products are made at a time: what registers hold beside their codes
+        self.rows_at_once = 8 if target.multiplies_by_lane else ROWS
         if self.signed and max(self.layout.planes) == 8:  # codes with sign are what they stand for
             self.layout = replace(self.layout, centre=self.layout.centre - 128)
         self.sides = 2 if around.gated else 1  # blocks of rows that results are made of
@@ -413,18 +407,3 @@ def joined(x: Any) -> Any:
         one = turned[byte] & 255
         total = total | (one << 8 * byte if byte else one)
     return total
-
-
-def decode(
-    shape: QuantisedShape,
-    target: Target,
-    most: int | None = None,
-    share: Size = 1,
-    name: str = "quantised_decode",
-    around: Around = NOTHING,
-    whole: bool = False,
-) -> Body:
-    """The kernel for at most so many tokens, or for so many at a time (`whole`)."""
-    limit = high(shape.tokens) if most is None else most
-    most = max(1, min(limit, max(1, high(shape.tokens))))
-    return Decode(shape, target, most, name, around, whole).build(share)

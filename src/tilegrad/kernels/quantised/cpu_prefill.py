@@ -26,6 +26,7 @@ from .cpu_parts import ROWS, STEP, parts
 from .shape import QuantisedShape, parameters
 from .words import shifted
 
+NAME = "quantised_prefill"
 TILE = 16
 PAIR = 2 * TILE  # columns of a tile of bfloat16
 PANEL_BYTES = 768 << 10  # of unpacked weights
@@ -98,9 +99,11 @@ class Panels(Writer):
 class Split(Writer):
     """Writes the Body that splits tokens: a program for each tile of 16."""
 
-    def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
+    def __init__(self, shape: QuantisedShape, target: Target) -> None:
         x, *_ = parameters(shape, ())
-        super().__init__(shape, target, [x, ("split", split_memory(shape, "result"))], name)
+        super().__init__(
+            shape, target, [x, ("split", split_memory(shape, "result"))], f"{NAME}_split"
+        )
         self.programs = ceil_divide(shape.tokens, PAIR) * 2
 
     @tile.function
@@ -127,9 +130,9 @@ def halves(x: Any, depth: int) -> list[Any]:
 class Matrix(Panels):
     """Writes the Body that multiplies on a matrix unit: a program for each panel of rows."""
 
-    def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
+    def __init__(self, shape: QuantisedShape, target: Target) -> None:
         _, *rest = parameters(shape, parts(shape))
-        super().__init__(shape, target, [("split", split_memory(shape, "value")), *rest], name)
+        super().__init__(shape, target, [("split", split_memory(shape, "value")), *rest], NAME)
         self.unit, self.depth = unit_of(target), depth_of(shape)
         self.count = panel_blocks(shape, target, 2 * self.depth)
         self.steps, self.blocks = shape.columns // STEP, round_up(shape.rows, ROWS) // ROWS
@@ -232,8 +235,8 @@ class Matrix(Panels):
 class Vectors(Panels):
     """Writes the Body that multiplies by vectors: a program for each panel of rows."""
 
-    def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
-        super().__init__(shape, target, grouped(shape), name)
+    def __init__(self, shape: QuantisedShape, target: Target) -> None:
+        super().__init__(shape, target, grouped(shape), NAME)
         lanes, many = target.lanes(float32), target.vector_registers >= 32
         self.across = 2 if lanes == ROWS else 1  # blocks of a panel
         self.tokens = max(1, (24 if many else 10) * lanes // (ROWS * self.across))
@@ -287,12 +290,10 @@ def prefill(
     shape: QuantisedShape,
     target: Target,
     share: Size = 1,
-    name: str = "quantised_prefill",
     vectors: bool = False,
 ) -> list[Body]:
     """The kernel: Bodies whose parameters are named x, split, the parts and out0; by vectors where
     that is asked for."""
-    if vectors or not unit_of(target):
-        return [Vectors(shape, target, name).build(share)]
-    first = Split(shape, target, f"{name}_split").build(share)
-    return [first, Matrix(shape, target, name).build(share)]
+    alone = vectors or not unit_of(target)
+    kernels = (Vectors,) if alone else (Split, Matrix)
+    return [kernel(shape, target).build(share) for kernel in kernels]

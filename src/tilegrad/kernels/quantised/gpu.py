@@ -23,18 +23,18 @@ from ...tile.callee import KernelCallee
 from . import gpu_packed, gpu_warps
 from .gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
 from .gpu_matrix import MatrixPlan, many_tokens
-from .gpu_packed import PackedPlan, packed_matmul
-from .gpu_rows import RowsPlan, few_tokens, shared_bytes
+from .gpu_packed import PackedMatmul, PackedPlan
+from .gpu_rows import RowsKernel, RowsPlan, shared_bytes
 from .gpu_take import take, unpack
-from .gpu_warps import WarpsPlan, warp_tokens
+from .gpu_warps import WarpsKernel, WarpsPlan
 from .shape import NOTHING, Around, QuantisedShape
 
 Plan = RowsPlan | WarpsPlan | MatrixPlan | PackedPlan
 
-MAKERS: dict[Any, Any] = {
-    PackedPlan: packed_matmul,
-    WarpsPlan: warp_tokens,
-    RowsPlan: few_tokens,
+KERNELS: dict[Any, Any] = {
+    PackedPlan: PackedMatmul,
+    WarpsPlan: WarpsKernel,
+    RowsPlan: RowsKernel,
 }
 CORES = 128  # that tiles are to suffice for
 MANY = 32  # tokens from which weights that are not packed are unpacked before a product
@@ -130,10 +130,9 @@ def body_of(
     shape: QuantisedShape, plan: Plan, name: str = "quantised_matmul", around: Around = NOTHING
 ) -> Body:
     """The kernel of a Plan; parameters in the order of `Around`."""
-    for kind, make in MAKERS.items():
-        if isinstance(plan, kind):
-            return make(shape, plan, name, around)
-    if around != NOTHING or not isinstance(plan, MatrixPlan):
+    if not isinstance(plan, MatrixPlan):
+        return KERNELS[type(plan)](shape, plan, name, around).build()
+    if around != NOTHING:
         raise InternalError("kernels.quantised", f"{plan} takes nothing around a product: {around}")
     return many_tokens(shape, plan, name)
 

@@ -31,7 +31,7 @@ from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import ceil_divide, high, round_up
-from ...tile.build import Body, BodyBuilder
+from ...tile.build import BodyBuilder
 from ..matmul.plan import CLUSTERS
 from ..matmul.shape import Operands, WidePlan, among, box, exchanged, first_wrong, staged_rooms
 from ..matmul.wide import WideMatmul
@@ -59,7 +59,7 @@ UNIT = {bfloat16: 7, float16: 0}
 
 @dataclass(frozen=True)
 class PackedPlan(WidePlan):
-    """Choices of `packed_matmul`: those of the wide matmul, and how consumers share rows."""
+    """Choices of `PackedMatmul`: those of the wide matmul, and how consumers share rows."""
 
     ways: int = 1  # consumers of the same rows, each with some parts of every step
 
@@ -183,26 +183,14 @@ def expected(shape: QuantisedShape, around: Around, plan: PackedPlan, target: Ta
 # ---- the kernel ---------------------------------------------------------------------------------
 
 
-def packed_matmul(
-    shape: QuantisedShape,
-    plan: PackedPlan,
-    name: str = "quantised_packed",
-    around: Around = NOTHING,
-) -> Body:
-    """The kernel: x (tokens, columns), the parts, what is around, results (tokens, rows)."""
-    given = parameters(shape, parts(shape), around)
-    return PackedMatmul(shape, plan, BodyBuilder(name, given), around).build()
-
-
 class PackedMatmul(WideMatmul):
-    """Writes one Body of `packed_matmul`."""
+    """The kernel: x (tokens, columns), the parts, what is around, results (tokens, rows)."""
 
     plan: PackedPlan
 
-    def __init__(
-        self, shape: QuantisedShape, plan: PackedPlan, b: BodyBuilder, around: Around
-    ) -> None:
+    def __init__(self, shape: QuantisedShape, plan: PackedPlan, name: str, around: Around) -> None:
         self.shape, self.around, self.layout = shape, around, layout_of(shape)
+        b = BodyBuilder(name, parameters(shape, parts(shape), around))
         memory = {p.attrs["name"]: p for p in b.parameters}
         self.results = [tile.memory(memory[name]) for name in around.names(shape)]
         self.bias, self.residual = (

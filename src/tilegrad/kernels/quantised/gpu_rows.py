@@ -27,10 +27,9 @@ from typing import Any
 from ... import tile
 from ...core.dtype import float32, int32
 from ...ir.symbol import high, round_up
-from ...tile.build import Body
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, groups_of, layout_of, one
-from .shape import NOTHING, Around, QuantisedShape
+from .shape import Around, QuantisedShape
 from .words import BYTES, and_masks
 
 MOST_INTEGER = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
@@ -40,17 +39,10 @@ LEAST_INPUT = 1e-30  # x below this counts as 0
 
 @dataclass(frozen=True)
 class RowsPlan(AroundPlan):
-    """Choices of `few_tokens`."""
+    """Choices of `RowsKernel`."""
 
     together: int = 4  # tokens that are multiplied at once
     tokens: int = 4  # of a program at most: more go to further programs, which read weights again
-
-
-def few_tokens(
-    shape: QuantisedShape, plan: RowsPlan, name: str = "quantised_rows", around: Around = NOTHING
-) -> Body:
-    """The kernel: x (tokens, columns), the parts, out (tokens, rows); see Around."""
-    return _Rows(shape, plan, name, around).build()
 
 
 def rounded_groups(shape: QuantisedShape, plan: RowsPlan) -> int:
@@ -65,8 +57,8 @@ def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
     return min(plan.tokens, high(shape.tokens)) * each
 
 
-class _Rows(AroundKernel):
-    """Builds the Body of `few_tokens`."""
+class RowsKernel(AroundKernel):
+    """The kernel: x (tokens, columns), the parts, out (tokens, rows); see Around."""
 
     plan: RowsPlan
 
@@ -282,7 +274,7 @@ def scaled(
 class _Rounded:
     """x of a token and some groups as integers, from shared memory: Tiles (1, groups, 1)."""
 
-    def __init__(self, kernel: _Rows, token: int, group: Any) -> None:
+    def __init__(self, kernel: RowsKernel, token: int, group: Any) -> None:
         self.nibbles, count = kernel.layout.codes == "nibbles", kernel.plan.groups
         self.planes = [
             tile.load(place, (plane, group, 0), (count, 4))[None, :, :]

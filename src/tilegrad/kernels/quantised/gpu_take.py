@@ -7,10 +7,12 @@ and written. Invariant: ids are within the rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ... import tile
 from ...core.dtype import int32
+from ...ir.symbol import Size
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .gpu_layout import GROUP, Groups, as_columns, groups_of, parts
@@ -20,29 +22,31 @@ from .words import there
 MOST_GROUPS = 128  # that the threads of a program take at once
 
 
-def take(shape: QuantisedShape, name: str = "quantised_take") -> Body:
+def take(shape: QuantisedShape) -> Body:
     """The kernel: ids (tokens,), the parts, out (tokens, columns)."""
-    out = Memory((shape.tokens, shape.columns), shape.dtype, use="result")
-    ids = ("ids", Memory((shape.tokens,), int32))
-    b = BodyBuilder(name, [ids, *constants(parts(shape)), ("out", out)])
-    with tile.into(b):
-        numbers, *given, result = map(tile.memory, b.parameters)
-        token = tile.grid(shape.tokens)
-        row = tile.load(numbers[token]).to(tile.i64)
-        row = tile.hold(row, "row", (0, shape.rows - 1))
-        warps = write_row(shape, Groups(shape, given), row, result, token)
-    return b.finish((shape.tokens,), warps=warps)
+    ids = Memory((shape.tokens,), int32)
+    return rows_body(shape, "quantised_take", shape.tokens, [("ids", ids)])
 
 
-def unpack(shape: QuantisedShape, name: str = "quantised_unpack") -> Body:
+def unpack(shape: QuantisedShape) -> Body:
     """The kernel: the parts, out (rows, columns)."""
-    out = Memory((shape.rows, shape.columns), shape.dtype, use="result")
-    b = BodyBuilder(name, [*constants(parts(shape)), ("out", out)])
+    return rows_body(shape, "quantised_unpack", shape.rows, [])
+
+
+def rows_body(
+    shape: QuantisedShape, name: str, count: Size, ids: Sequence[tuple[str, Memory]]
+) -> Body:
+    """The kernel of so many rows: those that ids name, or all."""
+    out = Memory((count, shape.columns), shape.dtype, use="result")
+    b = BodyBuilder(name, [*ids, *constants(parts(shape)), ("out", out)])
     with tile.into(b):
         *given, result = map(tile.memory, b.parameters)
-        row = tile.grid(shape.rows)
-        warps = write_row(shape, Groups(shape, given), row, result, row)
-    return b.finish((shape.rows,), warps=warps)
+        to = row = tile.grid(count)
+        if ids:
+            row = tile.load(given.pop(0)[to]).to(tile.i64)
+            row = tile.hold(row, "row", (0, shape.rows - 1))
+        warps = write_row(shape, Groups(shape, given), row, result, to)
+    return b.finish((count,), warps=warps)
 
 
 @tile.function

@@ -23,7 +23,6 @@ from ... import tile
 from ...core.dtype import int32
 from ...core.target import Target
 from ...ir.symbol import high, round_up
-from ...tile.build import Body
 from . import gpu_packed
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, ROWS, groups_of
@@ -36,7 +35,7 @@ WIDE = 40  # elements between neighbouring runs of 32 in shared memory: banks di
 
 @dataclass(frozen=True)
 class WarpsPlan(AroundPlan):
-    """Choices of `warp_tokens`."""
+    """Choices of `WarpsKernel`."""
 
     tokens: int = 8  # columns of its products
 
@@ -58,15 +57,8 @@ def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
     return WarpsPlan(rows, 16, 64, 1, 1, tokens)
 
 
-def warp_tokens(
-    shape: QuantisedShape, plan: WarpsPlan, name: str = "quantised_warps", around: Around = NOTHING
-) -> Body:
-    """The kernel: as `few_tokens`."""
-    return _Warps(shape, plan, name, around).build()
-
-
-class _Warps(AroundKernel):
-    """Builds the Body of `warp_tokens`."""
+class WarpsKernel(AroundKernel):
+    """The kernel: as `RowsKernel`."""
 
     def __init__(self, shape: QuantisedShape, plan: WarpsPlan, name: str, around: Around) -> None:
         super().__init__(shape, plan, name, around)

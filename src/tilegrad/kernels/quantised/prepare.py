@@ -95,7 +95,7 @@ class Preparation(Callee):
 
     def pack(self, raw: NdArray) -> dict[str, NdArray]:
         """The parts of some rows of bytes."""
-        return _layouts(self.kind).pack(self.shape.with_rows(len(raw)), raw)
+        return _layouts(self.kind).pack(self.shape, raw)
 
     def result_types(self, argument_types: tuple[Type, ...]) -> tuple[Type, ...]:
         """The types of the parts."""

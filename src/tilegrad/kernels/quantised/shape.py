@@ -11,8 +11,8 @@ Target, `cpu` and `gpu`, with the same functions:
   columns alone. The first axis of each is cut as the rows are: of `round_up(shape.rows, ROWS)` rows
   (or of as many as there are, where ROWS divides them) it has an equal share for every ROWS.
 - `pack(shape, raw) -> dict[name, array]`: bytes (n, row bytes) of n rows of the Format as the
-  parts of n rows, that is of `replace(shape, rows=n)`. Where n is no multiple of ROWS, rows are
-  added that count for nothing.
+  parts of n rows, however many `shape` has. Where n is no multiple of ROWS, rows are added that
+  count for nothing.
 - `callee(shape, target, around) -> KernelCallee`: the product, and with it, where that is given,
   what is `Around` it in a decoder, in one launch. Arguments: x (tokens, columns) in `shape.dtype`,
   then the parts in order. Result: (tokens, rows) in `shape.dtype`; sums in float32.
@@ -33,7 +33,7 @@ be a Symbol and nothing else may.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...core.dtype import DType, bfloat16, float16, float32
 from ...core.format import Format
@@ -73,10 +73,6 @@ class QuantisedShape:
         if self.dtype not in (float32, bfloat16, float16):
             return "tokens are float32, bfloat16 or float16"
         return ""
-
-    def with_rows(self, rows: int) -> QuantisedShape:
-        """The same for another number of rows."""
-        return replace(self, rows=rows)
 
 
 @dataclass(frozen=True)

@@ -274,15 +274,14 @@ class Columns(Reductions, ThreadPart):
             with e.tile(at, deep, size, base, self.block, inner) as (column, lane):
                 return self.feed(reduces, outer * inner + lane, column, carried)
 
-        def whole(_: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
-            return b.loop(
-                "column", first, last, deep, lambda i, x: take(i, i + deep, x), carried, 2
-            )
-
         fresh = self.sums.starts(reduces, self.tile_shape())
-        values = self.over_lines(blocked(reduces), fresh, 1, (start, middle), whole, fresh)
+        values = list(fresh)
+        for _, first, last in self.over_lines(blocked(reduces), fresh, 1, (start, middle), values):
+            for i in b.each("column", first, last, deep, values, 2):
+                values[:] = take(i, i + deep, values)
         if modulo(span, deep) != 0:
-            values = b.loop("rest", middle, stop, deep, lambda i, x: take(i, stop, x), values)
+            for i in b.each("rest", middle, stop, deep, values):
+                values[:] = take(i, stop, values)
         self.bind(reduces, row, values)
 
     def tile_shape(self) -> tuple[int, ...]:

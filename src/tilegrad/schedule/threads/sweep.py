@@ -156,16 +156,20 @@ class Sweeper(RowSweeps, ThreadPart):
         span = stop - start
         middle = start + floor_divide(span, step) * step
 
-        def one(count: int, whole: int) -> Any:
-            return lambda base, carried: self.take(sweep, outer, base, stop, count, whole, carried)
+        values = list(values)
 
-        values = b.loop("i", start, middle, step, one(sweep.tiles, sweep.tiles), values)
+        def turn(base: Size, count: int, whole: int) -> None:
+            values[:] = self.take(sweep, outer, base, stop, count, whole, values)
+
+        for base in b.each("i", start, middle, step, values):
+            turn(base, sweep.tiles, sweep.tiles)
         left = modulo(span, step)
-        if left == 0:
-            return values
-        if isinstance(left, int):
-            return one(-(-left // lanes), left // lanes)(middle, values)
-        return b.loop("rest", middle, stop, lanes, one(1, 0), values)
+        if not isinstance(left, int):
+            for base in b.each("rest", middle, stop, lanes, values):
+                turn(base, 1, 0)
+        elif left:
+            turn(middle, -(-left // lanes), left // lanes)
+        return values
 
     def tile(self, sweep: Sweep, at: Size, stop: Size, whole: bool) -> Any:
         """Lanes of a sweep's row from a place on; yields (row, lane)."""
