@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as TF
 from llm_decode import (
     CONTEXT,
-    FP8,
+    EIGHT,
     READ_RATE,
     Blocks,
     Ours,
@@ -125,7 +125,7 @@ def in_fp8(model: nn.Module, shared: dict[str, torch.Tensor] | None = None) -> N
     """Give experts weights in fp8, and linear layers of a whole model; what is shared with torch
     has the values of those."""
     blocks: dict[tuple[int, ...], Blocks] = {}
-    form, inputs = format_of(FP8[0]), FP8[1]
+    form, inputs = format_of(EIGHT["fp8"][0]), EIGHT["fp8"][1]
     for path, feed in list(model.named_modules()):
         if not isinstance(feed, Experts):
             continue

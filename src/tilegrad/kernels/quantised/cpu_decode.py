@@ -41,7 +41,7 @@ ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 TINY, LARGE = 2.0**-60, 2.0**60
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
-AHEAD = 4096  # bytes of codes that are asked for before they are read
+AHEAD, NEAR = 4096, 512  # bytes of codes that are asked for before they are read; on Arm
 MOST_TOKENS = 1 << 30  # as many as there are
 PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
@@ -348,7 +348,8 @@ class Decode(Writer):
 
     def step(self, block: Any, step: Any, tokens: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
         """Sums after one more step."""
-        self.weights.near(block, step, ceil_divide(AHEAD, 64 * self.layout.vectors))
+        ahead = NEAR if self.target.multiplies_by_lane else AHEAD
+        self.weights.near(block, step, ceil_divide(ahead, 64 * self.layout.vectors))
         found: list[Any] = []
         for first in range(0, ROWS, self.rows_at_once):
             self.weights.first, self.weights.rows = first, self.rows_at_once
