@@ -6,7 +6,7 @@ requests. Those that append write keys and values in place: they are state.
 Results of attention but the first are scratch. Its argument `counters` (zeros, int32) is written
 while it runs and is zeros again afterwards; one array serves all layers of a stream.
 Each is built once. Invariant: arguments stand in the order of the kernels' parameters, results in
-the order that CALLS says.
+the order that KERNELS says.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def mixed(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> list[Body]:
 
 STATE = ("keys", "values")
 # by what writes the launches: the name of a call, its results, and what it writes in place
-CALLS: dict[Callable[..., Any], tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+KERNELS: dict[Callable[..., Any], tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     work_list: ("paged_work", ("items",), ()),
     tile_list: ("paged_tiles", ("tiles",), ()),
     listed: ("paged_attention", ("out", *SCRATCH), ()),
@@ -53,5 +53,5 @@ CALLS: dict[Callable[..., Any], tuple[str, tuple[str, ...], tuple[str, ...]]] = 
 @functools.lru_cache(maxsize=256)
 def called(write: Callable[..., Any], *given: Any) -> KernelCallee:
     """A kernel with its Plan, as a Graph calls it."""
-    (name, results, states), made = CALLS[write], write(*given)
+    (name, results, states), made = KERNELS[write], write(*given)
     return KernelCallee.named(name, made if isinstance(made, list) else [made], results, states)
