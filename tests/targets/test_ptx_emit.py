@@ -10,7 +10,7 @@ from simulated import assembled, check_body, launch  # noqa: F401
 
 from tilegrad import kernel, tile
 from tilegrad.core import dtype as dtypes
-from tilegrad.core.dtype import BY_NUMPY, DType, bool_, float32, int32, int64
+from tilegrad.core.dtype import BY_NUMPY, bool_, float32, int32, int64
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import combine, multiply, symbol
@@ -332,22 +332,18 @@ def test_indices_a_constant_apart_share_an_address() -> None:
 
 # ---- elements -------------------------------------------------------------------------------
 
-MODES = ("set", "add", "multiply", "max", "min")
 
-
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "dtype",
     [np.float32, np.int32, ml_dtypes.bfloat16, np.int8, np.float64],
     ids=lambda d: np.dtype(d).name,
 )
-@pytest.mark.parametrize("mode", MODES)
-def test_scatter_takes_equal_offsets_in_order(mode: str, dtype) -> None:
+def test_scatter_takes_equal_offsets_in_order(dtype) -> None:
     state, value = floats(16, dtype=dtype), floats(128, seed=1, dtype=dtype)
     offset, mask = whole(128, low=0, high=16, dtype=np.int64), whole(128, low=0, high=4) > 0
     b = builder(value, offset, mask, state)
     value_, offset_, mask_ = (whole_tile(b, i) for i in range(3))
-    b.scatter(b.parameters[3], value_, offset_, mask_, mode)
+    b.scatter(b.parameters[3], value_, offset_, mask_)
     check_body(b.finish((1,), warps=2), value, offset, mask, state, policies=ALL)
 
 
@@ -359,7 +355,7 @@ def test_scatter_at_counted_places_needs_no_order() -> None:
     b = builder(value, state)
     count = b.add(ops.iota(size=64, dtype=int64))
     places = b.apply("add", b.apply("multiply", count, b.constant(3, int64)), b.constant(5, int64))
-    b.scatter(b.parameters[1], whole_tile(b, 0), places, None, "add")
+    b.scatter(b.parameters[1], whole_tile(b, 0), places)
     body = b.finish((1,), warps=2)
     assert "bar.sync" not in emit(body, "entry", H200)[0]
     check_body(body, value, state)
@@ -494,54 +490,6 @@ def test_global_memory_that_is_written_and_read_again() -> None:
 
     b.loop("i", 0, 3, 1, turn)
     check_body(b.finish((1,), warps=4), x, policies=ALL)
-
-
-# ---- sort -----------------------------------------------------------------------------------
-
-
-def sort_body(keys: np.ndarray, scope: str, descending: bool) -> Body:
-    """Sorts the first n of 64 keys in place; places are their numbers, from 100 on."""
-    dtype: DType = BY_NUMPY[keys.dtype]
-    b = BodyBuilder(
-        "sort",
-        [("keys", memory(keys, "state")), ("places", Memory((64,), int32, "global", "state"))],
-    )
-    n = symbol("n", 0, 64)
-    places = b.apply("add", b.add(ops.iota(size=64, dtype=int32)), b.constant(100, int32))
-    made = [b.allocate((64,), d, "shared") for d in (dtype, int32, dtype, int32)]
-    own = list(b.parameters) if scope == "global" else made[:2]
-    if scope == "global":
-        put(b, 1, places)
-    else:
-        b.store(own[0], whole_tile(b, 0), (0,), (0,))
-        b.store(own[1], places, (0,), (0,))
-    b.add(ops.sort_rows(*own, *made[2:], b.index(n), size=64, descending=descending))
-    if scope == "shared":
-        for number, m in enumerate(own):
-            put(b, number, b.load(m, (0,), (64,), (0,)))
-    return b.finish((1,), warps=2)
-
-
-@pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize(
-    "dtype",
-    [np.float32, np.int32, ml_dtypes.bfloat16, np.int64, np.uint8],
-    ids=lambda d: np.dtype(d).name,
-)
-def test_sort_is_stable_for_any_count(dtype, descending: bool) -> None:
-    keys = whole(64, low=0, high=9).astype(dtype)
-    if keys.dtype == np.float32:
-        keys[::7], keys[3::11] = np.nan, -np.inf
-    for count, scope in (
-        (0, "shared"),
-        (1, "shared"),
-        (2, "global"),
-        (33, "shared"),
-        (63, "global"),
-        (64, "shared"),
-    ):
-        body = sort_body(keys, scope, descending)
-        check_body(body, keys, np.zeros(64, np.int32), symbols={"n": count})
 
 
 # ---- products of products -------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tilegrad.core import dtype as dtypes
 from tilegrad.core.dtype import DType
 from tilegrad.core.errors import InternalError
 from tilegrad.targets.llvm import rules as llvm_rules
-from tilegrad.targets.ptx import division, rules
+from tilegrad.targets.ptx import division, element, rules
 from tilegrad.targets.ptx.program import Entry
 from tilegrad.targets.ptx.write import Writer
 from tilegrad.tile import numeric, ops
@@ -355,7 +355,7 @@ def run(name: str, dtype: DType, inputs: Sequence[Array], noise: int = 0) -> Arr
     registers = []
     for number, x in enumerate(inputs):
         kind = dtypes.bool_ if name == "where" and number == 0 else dtype
-        registers.append(w.new(rules.kind_of(kind)))
+        registers.append(w.new(element.kind_of(kind)))
         load(machine, registers[-1], kind, x)
     if name == "multiply_add":
         machine.multiply_add = exact_multiply_add
@@ -367,7 +367,9 @@ def run(name: str, dtype: DType, inputs: Sequence[Array], noise: int = 0) -> Arr
 def instructions(name: str, dtype: DType) -> int:
     """How many instructions an op takes."""
     w = Writer()
-    registers = [w.new(rules.kind_of(dtype)) for _ in range(ARITY[ops.ELEMENTWISE[name].category])]
+    registers = [
+        w.new(element.kind_of(dtype)) for _ in range(ARITY[ops.ELEMENTWISE[name].category])
+    ]
     rules.apply(w, name, dtype, *registers)
     return len(w.lines)
 
@@ -647,9 +649,9 @@ def test_casts(source: DType) -> None:
         x = np.concatenate([x, *near, *(-n for n in near)])
     for target in dtypes.ALL:
         w, machine = Writer(), Machine(x.size)
-        register = w.new(rules.kind_of(source))
+        register = w.new(element.kind_of(source))
         load(machine, register, source, x)
-        result = rules.convert(w, source, target, register)
+        result = element.convert(w, source, target, register)
         machine.run(w.lines)
         got = fetch(machine, result, target)
         with np.errstate(all="ignore"):
@@ -666,7 +668,7 @@ def test_pairs_are_two_casts(target: DType) -> None:
     low, high = w.new("b32"), w.new("b32")
     load(machine, low, dtypes.float32, a)
     load(machine, high, dtypes.float32, b)
-    result = rules.convert_pair(w, dtypes.float32, target, low, high)
+    result = element.convert_pair(w, dtypes.float32, target, low, high)
     assert result is not None
     machine.run(w.lines)
     packed = machine.registers[result].view(target.numpy).reshape(-1, 2)
@@ -679,7 +681,7 @@ def test_pairs_are_two_casts(target: DType) -> None:
 def test_pairs_only_where_an_instruction_does_both() -> None:
     for source, target in CASTS:
         if source is not dtypes.float32 or target not in NARROW:
-            assert rules.convert_pair(Writer(), source, target, "%r0", "%r1") is None
+            assert element.convert_pair(Writer(), source, target, "%r0", "%r1") is None
 
 
 @pytest.mark.parametrize("source", dtypes.ALL, ids=str)
@@ -687,14 +689,14 @@ def test_bitcasts(source: DType) -> None:
     x = arguments("negative", source, 1)[0]
     for target in dtypes.ALL:
         w, machine = Writer(), Machine(x.size)
-        register = w.new(rules.kind_of(source))
+        register = w.new(element.kind_of(source))
         if source is not target and (source.bits != target.bits or dtypes.int4 in (source, target)):
             with pytest.raises(InternalError, match="differ in width"):
-                rules.bitcast(w, source, target, register)
+                element.bitcast(w, source, target, register)
             continue
         held = x if target.kind != "bool" else (x.view(np.uint8) & 1).view(source.numpy)
         load(machine, register, source, held)
-        result = rules.bitcast(w, source, target, register)
+        result = element.bitcast(w, source, target, register)
         machine.run(w.lines)
         got = fetch(machine, result, target)
         assert np.array_equal(got.view(f"u{target.size}"), held.view(f"u{source.size}"))
@@ -707,7 +709,7 @@ def test_constants(dtype: DType) -> None:
             continue
         whole = value if dtype.is_float else int(value)
         w, machine = Writer(), Machine(1)
-        result = rules.constant(w, whole, dtype)
+        result = element.constant(w, whole, dtype)
         assert len(w.lines) == 1
         machine.run(w.lines)
         with np.errstate(all="ignore"):
@@ -722,7 +724,7 @@ def test_combine_is_a_fold_of_two(kind: str, dtype: DType) -> None:
         return  # NumPy folds no int4
     a, b = arguments("add", dtype, 2)
     w, machine = Writer(), Machine(a.size)
-    registers = [w.new(rules.kind_of(dtype)) for _ in range(2)]
+    registers = [w.new(element.kind_of(dtype)) for _ in range(2)]
     for register, x in zip(registers, (a, b)):
         load(machine, register, dtype, x)
     result = rules.combine(w, kind, dtype, *registers)
@@ -793,9 +795,9 @@ def test_divisions_by_a_literal(dtype: DType) -> None:
         x = np.concatenate([known, np.array(near, object).astype(dtype.numpy)])
         for name in sorted(division.DIVISIONS):
             w, machine = Writer(), Machine(x.size)
-            register = w.new(rules.kind_of(dtype))
+            register = w.new(element.kind_of(dtype))
             load(machine, register, dtype, x)
-            result = rules.apply(w, name, dtype, register, rules.literal(value, dtype))
+            result = rules.apply(w, name, dtype, register, element.literal(value, dtype))
             machine.run(w.lines)
             with np.errstate(all="ignore"):
                 divisor = np.full_like(x, value)
@@ -841,7 +843,7 @@ def fetch_operand(w: Writer, dtype: DType, offset: int, base: str = "%d0") -> st
     """A register of the DType with bits from memory."""
     if dtype.kind == "bool":
         return w.value("setp.ne.b32", w.value("ld.global.b32", f"[{base}+{offset}]"), "0")
-    kind = rules.kind_of(dtype)
+    kind = element.kind_of(dtype)
     return w.value(f"ld.global.{kind}", f"[{base}+{offset}]")
 
 
@@ -850,7 +852,7 @@ def kernel(name: str, write: Callable[[Writer], list[tuple[str, DType]]]) -> str
     w = Writer()
     w.value("ld.param.u64", "[memory]")
     for number, (result, dtype) in enumerate(write(w)):
-        kind = rules.kind_of(dtype)
+        kind = element.kind_of(dtype)
         if kind == "pred":
             result, kind = w.value("selp.b32", "1", "0", result), "b32"
         w.put(f"st.global.{kind}", f"[%d0+{1024 + 8 * number}]", result)
@@ -874,15 +876,15 @@ def op_kernel(name: str, dtype: DType) -> str:
 def cast_kernel(source: DType, targets: Sequence[DType]) -> str:
     def write(w: Writer) -> list[tuple[str, DType]]:
         x, y = (fetch_operand(w, source, n) for n in (0, 8))
-        found = [(rules.convert(w, source, target, x), target) for target in targets]
+        found = [(element.convert(w, source, target, x), target) for target in targets]
         for target in targets:
-            pair = rules.convert_pair(w, source, target, x, y)
+            pair = element.convert_pair(w, source, target, x, y)
             if pair is not None:
                 packed = dtypes.uint32 if target.bits == 16 else dtypes.uint16
                 found.append((pair, packed))
-            found.append((rules.constant(w, 1, target), target))
+            found.append((element.constant(w, 1, target), target))
             if source.bits == target.bits and dtypes.int4 not in (source, target):
-                found.append((rules.bitcast(w, source, target, x), target))
+                found.append((element.bitcast(w, source, target, x), target))
         return found
 
     return kernel(f"cast_{source}", write)
@@ -892,7 +894,7 @@ def division_kernel(dtype: DType) -> str:
     def write(w: Writer) -> list[tuple[str, DType]]:
         x = fetch_operand(w, dtype, 0)
         return [
-            (rules.apply(w, name, dtype, x, rules.literal(value, dtype)), dtype)
+            (rules.apply(w, name, dtype, x, element.literal(value, dtype)), dtype)
             for name in sorted(division.DIVISIONS)
             for value in (0, 1, 3, 4, -1, -2, -3, dtype.lowest, dtype.highest)
         ]
@@ -927,7 +929,7 @@ def simulated(dtype: DType, result: DType, write: Callable[..., str], inputs: li
     kinds = [dtypes.bool_ if x.dtype == np.bool_ else dtype for x in inputs]
     for number, kind in enumerate(kinds):
         registers.append(fetch_operand(w, kind, 8 * number, at))
-    found, kind = write(w, *registers), rules.kind_of(result)
+    found, kind = write(w, *registers), element.kind_of(result)
     if kind == "pred":
         found, kind = w.value("selp.b16", "1", "0", found), "b16"
     w.put(f"st.global.{kind}", f"[{at}+24]", found)
@@ -943,7 +945,7 @@ def simulated(dtype: DType, result: DType, write: Callable[..., str], inputs: li
     simulate(text, entry, [memory])
     machine = Machine(count)
     width = {"pred": np.uint16, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
-    held = memory[:, 3].astype(width[rules.kind_of(result)])
+    held = memory[:, 3].astype(width[element.kind_of(result)])
     machine.registers["%"] = held if result.kind != "bool" else held != 0
     return fetch(machine, "%", result)
 
@@ -971,7 +973,7 @@ def test_the_simulator_agrees(dtype: DType) -> None:
     for target in dtypes.ALL:
 
         def cast(w: Writer, register: str, target: DType = target) -> str:
-            return rules.convert(w, dtype, target, register)
+            return element.convert(w, dtype, target, register)
 
         with np.errstate(all="ignore"):
             wanted = numeric.cast(x, dtype, target)

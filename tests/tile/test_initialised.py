@@ -9,7 +9,7 @@ import pytest
 from tilegrad.core.dtype import float32
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
-from tilegrad.tile import ops
+from tilegrad.tile import ops, placed
 from tilegrad.tile.build import BodyBuilder
 from tilegrad.tile.prove import check_body
 
@@ -129,15 +129,15 @@ def test_what_the_turn_before_wrote() -> None:
 
 
 def test_combining_reads() -> None:
-    """A scatter that adds reads what is there; one that sets does not."""
-    for mode, expected in (("set", []), ("add", [("error", "uninitialised")])):
+    """An atomic addition reads what is there; a scatter does not."""
+    for op, expected in ((ops.scatter, []), (placed.atomic_add, [("error", "uninitialised")])):
         assert (
             found(
-                lambda b, place, mode=mode: b.scatter(
+                lambda b, place, op=op: b.do(
+                    op,
                     place,
                     b.constant(1, float32, (8,)),
                     b.add(ops.iota(size=8, dtype=ops.int64)),
-                    mode=mode,
                 )
             )
             == expected

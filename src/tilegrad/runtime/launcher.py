@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InternalError, UserError
@@ -251,28 +250,24 @@ class Captured:
     def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Profile:
         """Times of the operations of `runs` runs, each waited for (the median counts); `restore`
         puts back what a run changed."""
-        whole, times = [], []
-        for _ in range(runs):
-            restore()
-            start = perf_counter()
+        from .profile import measured, timed
+
+        def whole() -> None:
             self.launch()
             self.device.synchronize()
-            whole.append(1e6 * (perf_counter() - start))
-            restore()
-            times.append([self._timed(operation) for operation in self.operations])
-        restore()
-        us = [median(several) for several in zip(*times)]
-        parts = map(self.described, self.operations)
-        from .profile import Profile, in_order
 
-        records = in_order((n, r, t, b, f) for (n, r, b, f), t in zip(parts, us))
-        return Profile(name, self.device.name, "each step waited for", records, median(whole))
+        def one(operation: Operation) -> None:
+            self.launcher.start(operation)
+            self.device.synchronize()
 
-    def _timed(self, operation: Operation) -> float:
-        start = perf_counter()
-        self.launcher.start(operation)
-        self.device.synchronize()
-        return 1e6 * (perf_counter() - start)
+        return measured(
+            (name, self.device.name, "each step waited for"),
+            [self.described(operation) for operation in self.operations],
+            runs,
+            restore,
+            lambda: timed(whole),
+            lambda: [timed(partial(one, operation)) for operation in self.operations],
+        )
 
     def described(self, operation: Operation) -> tuple[str, str, int, int]:
         """(name, region, bytes, FLOPs) of an operation."""

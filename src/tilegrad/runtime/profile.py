@@ -9,9 +9,11 @@ in order.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 # Lanes of the trace.
@@ -184,4 +186,37 @@ def in_order(parts: Iterable[tuple[str, str, float, int, int]]) -> tuple[Record,
     return tuple(found)
 
 
-__all__ = ["Profile", "Record", "Row", "in_order"]
+def timed(run: Callable[[], None]) -> float:
+    """Microseconds that something takes."""
+    start = perf_counter()
+    run()
+    return 1e6 * (perf_counter() - start)
+
+
+def measured(
+    about: tuple[str, str, str],
+    parts: Iterable[tuple[str, str, int, int]],
+    runs: int,
+    restore: Callable[[], None],
+    whole: Callable[[], float],
+    each: Callable[[], Sequence[float]],
+    empty: float = 0.0,
+) -> Profile:
+    """A Profile (its name, device and how) of `runs` runs, of whose times the median counts.
+
+    whole() gives that of a run, each() those of its parts (name, region, bytes, FLOPs), `empty`
+    more than they take; `restore` puts back what a run changed.
+    """
+    total, times = [], []
+    for _ in range(runs):
+        restore()
+        total.append(whole())
+        restore()
+        times.append(each())
+    restore()
+    us = [max(0.0, median(several) - empty) for several in zip(*times)]
+    records = in_order((n, r, t, b, f) for (n, r, b, f), t in zip(parts, us))
+    return Profile(*about, records, median(total))
+
+
+__all__ = ["Profile", "Record", "Row", "in_order", "measured", "timed"]

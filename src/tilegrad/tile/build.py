@@ -285,12 +285,10 @@ class BodyBuilder:
         """Elements at offsets."""
         return self.do(ops.gather, memory, offset, *self._masks(mask, offset.shape))
 
-    def scatter(
-        self, memory: Node, value: Node, offset: Node, mask: Node | None = None, mode: str = "set"
-    ) -> None:
+    def scatter(self, memory: Node, value: Node, offset: Node, mask: Node | None = None) -> None:
         """Write elements at offsets."""
         value, offset = self._broadcast_all([value, offset])
-        self.do(ops.scatter, memory, value, offset, *self._masks(mask, offset.shape), mode=mode)
+        self.do(ops.scatter, memory, value, offset, *self._masks(mask, offset.shape))
 
     def require(
         self,

@@ -33,6 +33,16 @@ from .scope import (
 )
 
 
+def sign(x: Element) -> Element:
+    """1, -1 or 0; nan and signed zeros stay."""
+    if x.dtype.kind == "bool":
+        return x
+    rest = x if x.dtype.is_float else x.constant(0)
+    if x.dtype.kind != "uint":
+        rest = where(x < 0, -1, rest)
+    return where(x > 0, 1, rest)
+
+
 def exp(x: Element) -> Element:
     """e**x, underflowing gradually."""
     return _exponential(x, 1.0)

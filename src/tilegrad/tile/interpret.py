@@ -35,7 +35,7 @@ from .build import Body
 from .concurrent import Judge, Machine, Steps, Waiting
 from .happening import event
 from .ordering import Role, scalar
-from .row import TileOp, Touch, compute, effects_of, is_placed, memory_of, touches_of
+from .row import TileOp, Touch, compute, effects_of, is_placed, memory_of, touch_of
 
 Array = np.ndarray[Any, Any]
 Values = dict[Node, Any]
@@ -395,8 +395,7 @@ VALUES: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
 
 def _into(self: Interpreter, frame: Frame, node: Node) -> Located:
     """The elements that a Node writes."""
-    *_, last = touches_of(node)
-    (into,) = self.located(frame.values, node, [last])
+    (into,) = self.located(frame.values, node, [touch_of(node)])
     assert into is not None
     return into
 
@@ -407,19 +406,12 @@ def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
     if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
         name = self.body.name
         raise InternalError("tile.interpret", f"{name} writes an element twice in one scatter")
-    value, mode = frame.values[node.inputs[1]], node.attrs["mode"]
-    if mode == "set":
-        into.write(value)
-    else:
-        combine(into, numeric.SCATTER[mode], value)
+    into.write(frame.values[node.inputs[1]])
 
 
 def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
-    return combine(_into(self, frame, node), "add", frame.values[node.inputs[1]])
-
-
-def combine(into: Located, name: str, value: Array) -> Array:
-    """Elements become op(element, value), one after another; gives what each was before."""
+    """Elements grow by values, one after another; gives what each was before."""
+    into, value = _into(self, frame, node), frame.values[node.inputs[1]]
     storage, offset = into.storage, into.offset
     dtype = storage.type.dtype
     live = np.ones(offset.shape, np.bool_) if into.mask is None else into.mask
@@ -430,7 +422,7 @@ def combine(into: Located, name: str, value: Array) -> Array:
             where, one = int(offset[at]), np.broadcast_to(value, offset.shape)[at]
             old = storage.data[where : where + 1]
             before[at] = old[0]
-            new = numeric.elementwise(name, dtype, [old, np.asarray([one], dtype.numpy)])
+            new = numeric.elementwise("add", dtype, [old, np.asarray([one], dtype.numpy)])
             storage.data[where] = new[0]
     return before
 

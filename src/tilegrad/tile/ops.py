@@ -278,23 +278,15 @@ def at_offsets(node: Node, first: int, writes: bool) -> Touch:
     return scattered(node.inputs[0], writes, node.inputs[first], mask)
 
 
-def _scattered(node: Node) -> tuple[Touch, ...]:
-    touch = at_offsets(node, 2, True)
-    return (touch,) if node.attrs["mode"] == "set" else read_and_write(touch)
-
-
 @row("memory", effects=lambda n: (at_offsets(n, 1, False),))
 def gather(memory: Node, offset: Node, *mask: Node) -> Type:
     """elements at linear offsets (in elements); masked off ones are 0"""
     return Tile(_tile(offset).shape, memory.dtype)
 
 
-@row("memory", effects=_scattered)
-def scatter(memory: Node, value: Node, offset: Node, *mask: Node, mode: str) -> Type:
-    """write, or combine ('add', 'multiply', 'max', 'min'), elements at linear offsets; equal
-    offsets within a tile are taken in order"""
-    if mode != "set" and mode not in numeric.SCATTER:
-        raise Misfit(f"no scatter has the mode {mode!r}")
+@row("memory", effects=lambda n: (at_offsets(n, 2, True),))
+def scatter(memory: Node, value: Node, offset: Node, *mask: Node) -> Type:
+    """write elements at linear offsets; equal offsets within a tile are taken in order"""
     return NOTHING
 
 

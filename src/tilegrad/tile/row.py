@@ -47,6 +47,11 @@ class Touch:
     clips: bool = False  # what lies outside of the Memory is 0, or is dropped
 
     @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The index of an op that has an input for each axis."""
+        return tuple(i for i in self.index if isinstance(i, Node))
+
+    @property
     def bytes(self) -> int:
         """Bytes of the box."""
         return self.memory.dtype.storage_bytes(math.prod(self.shape))
@@ -260,6 +265,17 @@ def touches_of(node: Node) -> Iterator[Touch]:
             yield from effect.touches
         elif isinstance(effect, Land):
             yield from (t for t in (effect.source, effect.into) if t is not None)
+
+
+def touch_of(node: Node) -> Touch:
+    """The elements that a plain op of memory moves: what it writes, if it writes any."""
+    *_, found = touches_of(node)
+    return found
+
+
+def moved_tile(node: Node) -> Node:
+    """The tile that a plain op of memory moves."""
+    return node if node.op.name in ("load", "gather") else node.inputs[1]
 
 
 def read_by(node: Node) -> set[Node]:

@@ -22,7 +22,6 @@ from ...ir.symbol import Expr, Size, coefficient, high, minimum, power_of_two
 from ...ir.types import product
 from ...tile.numeric import COMBINE
 from ..access import Index, atom_of, depends, offset_of
-from ..evaluate import wide
 from ..family import Bodies, Made
 from ..lines import Accumulators
 from ..lowering import Lowering
@@ -30,7 +29,7 @@ from ..region import REDUCE, Region, bit, leaves_of, own_index, reads_of
 from ..space import KINDS, reduce_index
 from .reductions import HeldRows, sum_parts
 from .space_threads import WARP, ThreadSpace, parts_of, plain_reads
-from .tiles import ThreadSheet
+from .tiles import ThreadSheet, ask, have
 
 SHORTEST, LONGEST = 512, 8192  # columns of rows of which a program holds one and accumulates
 EACH = 8  # elements of a row that a thread holds: it has accumulators beside them
@@ -190,21 +189,19 @@ class PairRows(HeldRows):
         """Every `programs`-th row, the accumulators of the columns carried along."""
         b, e = self.b, self.e
         p = b.program(0, programs)
-        with e.tile(0, 1, 1, 0, lanes, columns) as (_, lane):
+        with e.vector(0, lanes, columns) as lane:
             for node, index in self.reads_at(p, lane):
                 if not any(depends(i, [p]) for i in index if isinstance(p, Expr)):
                     e.value(node, index)  # the same for all rows
-            asked = [e.value(node, index) for node, index in self.first_reads(p, lane)]
+            asked = ask(e, self.first_reads(p, lane))
             state, count = Accumulators(b, True).starts(self.sums, (lanes,)), len(self.sums)
-            state += [b.cast(x, n.dtype) for x, (n, _) in zip(asked, self.first_reads(p, lane))]
+            state += asked
             bounds = (0, max(0, high(rows) - 1))
             for row in b.each("row", p, rows, programs, state, bounds=bounds):
                 with e.scope():
-                    for x, (node, index) in zip(state[count:], self.first_reads(row, lane)):
-                        e.bind(node, index, b.cast(x, wide(node.dtype)))
+                    have(e, self.first_reads(row, lane), state[count:])
                     after = minimum(row + programs, rows - 1)
-                    wanted = self.first_reads(after, lane)
-                    ahead = [b.cast(e.value(n, i), n.dtype) for n, i in wanted]
+                    ahead = ask(e, self.first_reads(after, lane))
                     self.reduce_stages(row, lane)
                     self.write_all(row, lane)
                     state[:] = [*self.added(row, lane, state[:count]), *ahead]

@@ -153,9 +153,7 @@ def row_parts(space: ThreadSpace, rows: Size, columns: Size) -> int:
 
 def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
     """Parts of rows into scratch, one a program, then a launch that combines them."""
-    unit = lanes_of(space, WARPS)
-    length = -(-high(columns) // (parts * unit)) * unit
-    parts = -(-high(columns) // length)
+    length, parts = in_parts(columns, parts, lanes_of(space, WARPS))
     left = parts_of(space.reduces, rows * parts, "result")
     sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
     grid, (row, part) = sheet.programs(rows, parts)
@@ -168,12 +166,18 @@ def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
     return [sheet.end((grid,), warps=WARPS), last_parts(space, rows, parts)]
 
 
+def in_parts(count: Size, parts: int, unit: int) -> tuple[int, int]:
+    """How long parts are, a multiple of a unit, and how many of about so many there are then."""
+    length = -(-high(count) // (parts * unit)) * unit
+    return length, -(-high(count) // max(1, length))
+
+
 def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
     """The parts of a row combined, and what follows from them."""
     sheet = space.sheet(f"{space.name}_whole", parts_of(space.reduces, rows * parts, "value"))
     e, row = sheet.e, sheet.b.program(0, rows)
     lanes = power_of_two(parts)
-    with e.tile(row, 1, rows, 0, lanes, parts) as (_, lane):
+    with e.vector(0, lanes, parts) as lane:
         at, tile = row * parts + lane, HeldRows(space, sheet)
         partials = zip(space.reduces, sheet.others.values())
         tile.bind_totals(row, [(v, e._load(place, at)) for v, place in partials])
@@ -201,8 +205,7 @@ def by_columns(space: ThreadSpace) -> Bodies:
         sheet = space.sheet(space.name)
         grid = Columns(space, sheet, block, deep).programs(count, 1, None)
         return [sheet.end((grid,), warps=warps)]
-    length = -(-high(count) // (parts * deep)) * deep
-    parts = -(-high(count) // length)
+    _, parts = in_parts(count, parts, deep)
     left = parts_of(space.reduces, results * parts, "result")
     sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
     grid = Columns(space, sheet, block, deep).programs(count, parts, list(sheet.others.values()))
@@ -217,7 +220,7 @@ def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
     columns = Columns(space, sheet, block, deep)
     grid = ceil_divide(results, block)
     base = b.program(0, grid) * block
-    with e.tile(0, 1, 1, base, block, results) as (_, lane):
+    with e.vector(base, block, results) as lane:
         totals = columns.sums.starts(space.reduces, columns.tile_shape())
         for at, whole in b.steps("part", 0, parts, deep, totals):
             # only what is left is masked: other loads do not wait on each other
@@ -247,10 +250,10 @@ class Columns(Reductions, ThreadPart):
         sizes = (floor_divide(results, inner), blocks, parts)
         grid, (outer, block, part) = self.sheet.programs(*sizes)
         base = block * self.block
-        length = -(-high(count) // (parts * self.deep)) * self.deep
+        length, _ = in_parts(count, parts, self.deep)
         start: Size = part * length
         stop = minimum(start + length, count) if parts > 1 else count
-        with self.e.tile(0, 1, 1, base, self.block, inner) as (_, lane):
+        with self.e.vector(base, self.block, inner) as lane:
             row = outer * inner + lane
             for stage in range(1, space.stages() + 1):
                 self.reduce_part(space.at_stage(stage), row, outer, base, start, stop)

@@ -257,7 +257,7 @@ class SortLowering(ScratchSort):
     def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
         """See `ScratchSort`."""
         b, e, axis = sheet.b, sheet.e, self.axis
-        with e.tile(line, 1, 1, start, net.size, axis.size) as (_, lane):
+        with e.vector(start, net.size, axis.size) as lane:
             x = b.broadcast(e.value(axis.x, axis.line_index(line, lane)), (net.size,))
             x = b.where(e.lane_mask, b.cast(x, self.dtype), net.last())
             numbers = b.cast(b.index(lane), int32)
@@ -266,7 +266,7 @@ class SortLowering(ScratchSort):
     def give(self, sheet: ThreadSheet, line: Size, start: Size, pair: Pair) -> None:
         """See `ScratchSort`."""
         e, axis = sheet.e, self.axis
-        with e.tile(line, 1, 1, start, pair[0].shape[0], axis.size) as (_, lane):
+        with e.vector(start, pair[0].shape[0], axis.size) as lane:
             for v, memory in sheet.outputs.items():
                 e.store(memory, pair[v.attrs["index"]], axis.offset(axis.line_index(line, lane)))
 

@@ -21,12 +21,11 @@ from typing import Any
 from ...ir.node import Node
 from ...ir.symbol import Size, floor_divide, high
 from ..access import atom_of
-from ..evaluate import wide
 from ..family import Bodies
 from ..lines import Sweep
 from .space_threads import ThreadSpace
 from .sweep import Kept, Part, Sweeper, lanes_of, reads_of_sweep, sweeps_of
-from .tiles import ThreadSheet, lane_numbers
+from .tiles import ThreadSheet, ask, have, lane_numbers
 
 TILES = 4  # of a turn
 WARPS = 16  # of a program: half the threads a core has, so that each has twice the registers
@@ -107,11 +106,10 @@ class StreamedRows(Sweeper):
 
     def asked(self, sweep: Sweep, base: Size, count: int, whole: int = TILES) -> Raw:
         """Tiles of a row from memory."""
-        b, e, found = self.b, self.e, []
+        found = []
         for k in range(count):
             with self.at(sweep, base + k * self.lanes, k < whole) as (_, lane):
-                reads = self.kept.at(sweep.row, lane)
-                found.append([b.cast(e.value(n, i), n.dtype) for n, i in reads])
+                found.append(ask(self.e, self.kept.at(sweep.row, lane)))
         return found
 
     def at(self, sweep: Sweep, at: Size, whole: bool) -> Any:
@@ -126,8 +124,7 @@ class StreamedRows(Sweeper):
     def take_tile(self, sweep: Sweep, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
         """What a sweep does with one tile that is there."""
         with self.at(sweep, at, whole) as (_, lane):
-            for (node, index), x in zip(self.kept.at(sweep.row, lane), values):
-                self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
+            have(self.e, self.kept.at(sweep.row, lane), values)
             return self.taken(sweep, lane)
 
     def take_tiles(
@@ -197,13 +194,9 @@ class StreamedRows(Sweeper):
         """The first row: into shared memory, reduced; its rest asked for."""
         for base in self.b.each("i", 0, self.kept.size, TILES * self.lanes, values):
             with self.e.scope():
-                parts = []
-                for k, tile in enumerate(self.asked(sweep, base, TILES)):
-                    at = base + k * self.lanes
-                    for place, x in zip(self.kept.held, tile):
-                        self.b.store(place, x, (at,), (0,))
-                    parts.append(self.take_tile(sweep, at, True, tile))
-                values[:] = self.combine_parts(sweep, parts, values)
+                tiles = self.asked(sweep, base, TILES)
+                self.keep_tiles(base, tiles)
+                values[:] = self.take_tiles(sweep, base, TILES, tiles, values)
         return values, self.asked_rest(sweep)
 
     def end_row(self, row: Size, values: list[Node], rest: Raw) -> Sweep:

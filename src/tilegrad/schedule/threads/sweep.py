@@ -26,13 +26,13 @@ from ...ir.node import Node, walk
 from ...ir.symbol import Expr, Size, coefficient, floor_divide, modulo, substitute
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
-from ..access import MOVEMENT, Index, Place, atom_of, depends, offset_of, unravel
+from ..access import MOVEMENT, Place, atom_of, depends, offset_of, unravel
 from ..evaluate import wide
 from ..family import Bodies
 from ..lines import Online, RowSweeps, Sweep, shared_out, sweeps
 from ..space import reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
-from .tiles import ThreadSheet
+from .tiles import ThreadSheet, ask, have
 
 WARPS, MANY_WARPS = 16, 32  # of a program; many where it has a core for itself
 SPARE = 16 << 10  # bytes of shared memory that are left to reductions
@@ -188,26 +188,22 @@ class Sweeper(RowSweeps, ThreadPart):
     ) -> list[Node]:
         """Accumulators after `count` tiles from base on, of which the first `whole` need no mask;
         writes what is wanted there."""
-        b, e = self.b, self.e
         parts: list[list[Part]] = []
 
         def tile(k: int) -> Any:
             return self.tile(sweep, base + k * self.lanes, stop, k < whole)
 
-        asked: list[list[tuple[Node, Index, Node]]] = [[] for _ in range(count)]
+        asked: list[tuple[list[Place], list[Node]]] = [([], [])] * count
         for k in range(count if sweep.writes and count > 1 else 0):  # before anything is written
             with tile(k) as (_, lane):
                 column = outer * sweep.inner + lane
-                asked[k] = [
-                    (n, i, b.cast(e.value(n, i), n.dtype))
-                    for n, i in reads_of_sweep(self.space, sweep, lane, column)
-                ]
+                reads = reads_of_sweep(self.space, sweep, lane, column)
+                asked[k] = reads, ask(self.e, reads)
         for k in range(count):
             at = base + k * self.lanes
             with tile(k) as (_, lane):
                 column = outer * sweep.inner + lane
-                for node, index, x in asked[k]:
-                    e.bind(node, index, b.cast(x, wide(node.dtype)))
+                have(self.e, *asked[k])
                 if self.kept.within:
                     self.keep(lane, at)
                 parts.append(self.taken(sweep, column))
@@ -227,13 +223,11 @@ class Sweeper(RowSweeps, ThreadPart):
 
     def keep(self, lane: Size, at: Size) -> None:
         """Put a tile's reads into shared memory, or take them from there."""
-        b, e = self.b, self.e
-        for (node, index), place in zip(self.kept.at(lane), self.kept.held):
+        for read, place in zip(self.kept.at(lane), self.kept.held):
             if self.kept.filled:
-                x = b.load(place, (at,), (self.lanes,), (0,))
-                e.bind(node, index, b.cast(x, wide(node.dtype)))
+                have(self.e, [read], [self.b.load(place, (at,), (self.lanes,), (0,))])
             else:
-                b.store(place, b.cast(e.value(node, index), node.dtype), (at,), (0,))
+                self.b.store(place, ask(self.e, [read])[0], (at,), (0,))
 
     def combine_parts(
         self, sweep: Sweep, parts: list[list[Part]], values: list[Node]

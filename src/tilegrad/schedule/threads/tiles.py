@@ -33,8 +33,8 @@ from ...ir.symbol import (
     substitute,
 )
 from ...tile import ops as tile_ops
-from ..access import ELEMENTWISE, Condition, Index, symbolic
-from ..evaluate import ROWS
+from ..access import ELEMENTWISE, Condition, Index, Place, symbolic
+from ..evaluate import ROWS, wide
 from ..sheet import Sheet
 from .exponent import ExponentEvaluator
 from .views import Viewed, seen_along
@@ -90,6 +90,12 @@ class TileEvaluator(ExponentEvaluator):
                 yield at_row, at_lane
         finally:
             vars(self).update(before)
+
+    @contextmanager
+    def vector(self, base: Size, lanes: int, size: Size, whole: bool = False) -> Iterator[Size]:
+        """The lanes of one row alone; yields the lane."""
+        with self.tile(0, 1, 1, base, lanes, size, whole) as (_, lane):
+            yield lane
 
     def _axis(self, name: str, base: Size, count: int, size: Size, whole: bool) -> Any:
         """The index, atom and mask of a tile axis."""
@@ -289,6 +295,17 @@ class TileEvaluator(ExponentEvaluator):
         parts = b._broadcast_all([b.index(offset), value, *([] if only is None else [only])])
         mask = b.logical_and(self._range(parts[0].shape), parts[2] if parts[2:] else None)
         b.scatter(memory, parts[1], parts[0], mask)
+
+
+def ask(e: TileEvaluator, reads: Sequence[Place]) -> list[Node]:
+    """Stored values as they are stored: what they are needed for comes later."""
+    return [e.body.cast(e.value(node, index), node.dtype) for node, index in reads]
+
+
+def have(e: TileEvaluator, reads: Sequence[Place], values: Sequence[Node]) -> None:
+    """Reads that were asked for before."""
+    for (node, index), x in zip(reads, values):
+        e.bind(node, index, e.body.cast(x, wide(node.dtype)))
 
 
 def _short_sum(e: TileEvaluator, node: Node, index: Index) -> Node:

@@ -182,7 +182,7 @@ class UpdateLowering(Update):
         lanes = min(1024, power_of_two(high(self.span)))
         grid, at, head, base = self.cut(lanes, self.count)
         key = self.destination(at)
-        with e.tile(0, 1, 1, 0, size, self.count) as (_, lane):
+        with e.vector(0, size, self.count) as lane:
             order = (
                 (lane, at) if self.mode != "set" else (at, lane)
             )  # who comes before us, or after
@@ -193,7 +193,7 @@ class UpdateLowering(Update):
             lost = b.reduce(b.broadcast(rival, (size,)), 0, "max")
         wins = b.apply("bit_and", b.apply("bit_not", lost), b.apply("less_equal", 0, key))
         positions, _ = self.positions(at)
-        with b.when(wins), e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
+        with b.when(wins), e.vector(base, lanes, self.span) as lane:
             inner = self.inner(lane, head)
             where = self.offset(positions, inner)
             x = self.read(at, inner)
@@ -236,7 +236,7 @@ class UpdateLowering(Update):
             found = [b.constant(0, int32, (rows, lanes))]
 
             def count(base: Size, size: Size) -> None:
-                with e.tile(0, 1, 1, base, lanes, size) as (_, lane):
+                with e.vector(base, lanes, size) as lane:
                     other = self.destination(lane)
                     ahead, same = b.apply("less", other, key), b.apply("equal", other, key)
                     sooner = b.apply("less", b.cast(b.index(lane), int32), number)
@@ -263,7 +263,7 @@ class UpdateLowering(Update):
         b, e, lanes = self.b, self.e, 256
         grid = ceil_divide(self.count, lanes)
         base = b.program(0, grid) * lanes
-        with e.tile(0, 1, 1, base, lanes, self.count) as (_, lane):
+        with e.vector(base, lanes, self.count) as lane:
             at = b.broadcast(b.index(lane), (lanes,))
             key = e._load(memory["keys"], lane)
             left = b.apply("maximum", b.apply("subtract", at, 1), 0)
@@ -305,7 +305,7 @@ class UpdateLowering(Update):
         with b.when(b.apply("less", 0, length)):
             key = b.cast(b.load(memory["keys"], (at,)), int64)
             positions = self.split(key)
-            with e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
+            with e.vector(base, lanes, self.span) as lane:
                 inner = self.inner(lane, head)
                 where = self.offset(positions, inner)
                 total = [b.cast(e._load(memory["state"], where), wide(self.value.dtype))]
@@ -328,7 +328,7 @@ class UpdateLowering(Update):
         total = self.count * self.rest
         grid = ceil_divide(total, lanes)
         base = b.program(0, grid) * lanes
-        with e.tile(0, 1, 1, base, lanes, total) as (_, lane):
+        with e.vector(base, lanes, total) as lane:
             at, inner = floor_divide(lane, self.rest), self.inner(modulo(lane, self.rest))
             length = b.broadcast(b.cast(e._load(memory["lengths"], at), int64), (lanes,))
             owns = b.apply("less", 0, length)
@@ -361,7 +361,7 @@ class DestinationSort(ScratchSort):
         """See `ScratchSort`."""
         self.update.write_to(sheet)
         b, e, numbers = sheet.b, sheet.e, net.numbers(start)
-        with e.tile(0, 1, 1, start, net.size, self.update.count) as (_, lane):
+        with e.vector(start, net.size, self.update.count) as lane:
             key = b.broadcast(self.update.destination(lane), (net.size,))
             return [b.where(e.lane_mask, key, net.last()), numbers], numbers
 

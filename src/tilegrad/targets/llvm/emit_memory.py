@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.types import Shape, unravel
-from ...tile.numeric import SCATTER
-from ...tile.row import memory_of
+from ...tile.row import memory_of, moved_tile, touch_of
 from .emit_shape import (
     Emission,
     Values,
+    in_lanes,
     lane_of,
     lanes_of,
-    packed,
     size_text,
     splat,
     split_shape,
 )
 from .rules import (
-    convert,
     literal,
     mangle,
     memory_type,
-    row_for,
     scalar_type,
     splat_constant,
     vector,
@@ -41,11 +37,11 @@ from .rules import (
 # ---- memory ---------------------------------------------------------------------------
 
 
-def offset_of(e: Emission, memory: Node, index: list[str]) -> str:
+def offset_of(e: Emission, memory: Node, index: Sequence[Node]) -> str:
     """The element offset of an index."""
     type_ = memory_of(memory)
     total = "0"
-    for position, stride in zip(index, type_.element_strides()):
+    for position, stride in zip((e.values[i][0] for i in index), type_.element_strides()):
         if position == "0" or stride == 0:
             continue
         term = position
@@ -102,35 +98,29 @@ def to_memory(e: Emission, x: str, dtype: DType, lanes: int) -> str:
     return e.value(f"{wider} {vector(own, lanes)} {x} to {vector('i8', lanes)}")
 
 
-def masks_of(
-    e: Emission, node: Node, mask: Node | None, count: int, lanes: int
-) -> list[str | None]:
-    """One mask operand per vector."""
-    if mask is None:
-        return [None] * count
-    found = e.values[mask]
-    if not mask.shape:
-        found = [splat(e, found[0], "i1", lanes)]
-    return list(found) if len(found) == count else [found[0]] * count
+def vectors_at(e: Emission, node: Node) -> tuple[Iterator[tuple[str, str | None]], str]:
+    """The offset and the mask of each vector of a tile that an op moves, and the stride along its
+    lanes; '' where every lane has an offset of its own."""
+    touch, value = touch_of(node), moved_tile(node)
+    if touch.offsets is not None:
+        offsets, stride = e.values[touch.offsets], ""
+    else:
+        start = offset_of(e, touch.memory, touch.nodes)
+        offsets, stride = offsets_of(e, touch.memory, value.shape, touch.axes, start)
+    masks: Sequence[str | None] = [None]
+    if touch.mask is not None:
+        masks = e.values[touch.mask]
+        masks = masks if touch.mask.shape else [splat(e, masks[0], "i1", lanes_of(value))]
+    return zip(offsets, masks if len(masks) == len(offsets) else [masks[0]] * len(offsets)), stride
 
 
 def _load(e: Emission, node: Node) -> Values:
     memory, lanes = node.inputs[0], lanes_of(node)
-    found, stride = vectors_at(e, node, node, node.inputs[1:])
+    found, stride = vectors_at(e, node)
     return [load_vector(e, memory, o, stride, lanes, m, node.dtype) for o, m in found]
 
 
-def vectors_at(
-    e: Emission, node: Node, value: Node, given: Sequence[Node]
-) -> tuple[Iterator[tuple[str, str | None]], str]:
-    """The offset and the mask of each vector of a tile at an index, which the mask follows where
-    there is one, and the stride along its lanes."""
-    memory, rank = node.inputs[0], len(node.inputs[0].shape)
-    start = offset_of(e, memory, [e.values[i][0] for i in given[:rank]])
-    offsets, stride = offsets_of(e, memory, value.shape, node.attrs["axes"], start)
-    mask = given[rank] if node.attrs["masked"] else None
-    masks = masks_of(e, node, mask, len(offsets), lanes_of(value))
-    return zip(offsets, masks), stride
+_gather = _load
 
 
 def load_vector(
@@ -148,13 +138,14 @@ def load_vector(
         name = f"llvm.masked.load.{mangle(element, lanes)}.p0"
         x = e.intrinsic(name, v, where, (f"<{lanes} x i1>", str(mask)), (v, "zeroinitializer"))
     else:
-        offsets = lane_offsets(e, offset, stride, lanes)
-        x = gather_vector(e, memory, offsets, lanes, mask, dtype)
+        x = gather_vector(e, memory, lane_offsets(e, offset, stride, lanes), lanes, mask, dtype)
     return from_memory(e, x, dtype, lanes)
 
 
 def lane_offsets(e: Emission, offset: str, stride: str, lanes: int) -> str:
-    """offset + lane * stride, as a vector."""
+    """offset + lane * stride, as a vector; without a stride it is one already."""
+    if not stride:
+        return offset
     v = f"<{lanes} x i64>"
     lane = "<" + ", ".join(f"i64 {i}" for i in range(lanes)) + ">"
     steps = e.value(f"mul {v} {lane}, {splat(e, stride, 'i64', lanes)}")
@@ -188,23 +179,15 @@ def gather_vector(
     return e.intrinsic(name, v, where, held, (v, "zeroinitializer"))
 
 
-def _gather(e: Emission, node: Node) -> Values:
-    memory, offset = node.inputs[0], node.inputs[1]
-    mask = node.inputs[2] if len(node.inputs) > 2 else None
-    lanes, found = lanes_of(node), e.values[offset]
-    masks = masks_of(e, node, mask, len(found), lanes)
-    return [
-        from_memory(e, gather_vector(e, memory, o, lanes, m, node.dtype), node.dtype, lanes)
-        for o, m in zip(found, masks)
-    ]
-
-
 def _store(e: Emission, node: Node) -> None:
     memory, value = node.inputs[:2]
     lanes = lanes_of(value)
-    found, stride = vectors_at(e, node, value, node.inputs[2:])
+    found, stride = vectors_at(e, node)
     for x, (o, m) in zip(e.values[value], found):
         store_vector(e, memory, to_memory(e, x, value.dtype, lanes), o, stride, lanes, m)
+
+
+_scatter = _store
 
 
 def store_vector(
@@ -226,80 +209,21 @@ def store_vector(
         where = (f"ptr align {dtype.size}", address_of(e, memory, offset))
         name = f"llvm.masked.store.{mangle(element, lanes)}.p0"
         e.intrinsic(name, "void", (v, x), where, (f"<{lanes} x i1>", str(mask)))
-    else:
-        scatter_vector(e, memory, x, lane_offsets(e, offset, stride, lanes), lanes, mask)
-
-
-def scatter_vector(
-    e: Emission, memory: Node, x: str, offsets: str, lanes: int, mask: str | None
-) -> None:
-    """Write elements at a vector of offsets, in lane order."""
-    element = memory_type(memory.dtype)
-    name = f"llvm.masked.scatter.{mangle(element, lanes)}.v{lanes}p0"
-    where = addresses_of(e, memory, offsets, lanes)
-    held = (f"<{lanes} x i1>", mask or "splat (i1 true)")
-    e.intrinsic(name, "void", (vector(element, lanes), x), where, held)
-
-
-def lanes_apart(e: Emission, node: Node, *parts: str | None) -> Iterator[list[Any]]:
-    """The lanes of a vector of a scattered value, of its offsets and of its mask, in order."""
-    kinds, lanes = (scalar_type(node.dtype), "i64", "i1"), lanes_of(node)
-    for lane in range(lanes):
-        yield [lane_of(e, part, kind, lanes, lane) for part, kind in zip(parts, kinds)]
-
-
-def _scatter(e: Emission, node: Node) -> None:
-    memory, value, offset = node.inputs[:3]
-    mask = node.inputs[3] if len(node.inputs) > 3 else None
-    mode, lanes = node.attrs["mode"], lanes_of(value)
-    found = e.values[value]
-    masks = masks_of(e, node, mask, len(found), lanes)
-    for x, o, m in zip(found, e.values[offset], masks):
-        if mode == "set" and lanes > 1:
-            scatter_vector(e, memory, to_memory(e, x, value.dtype, lanes), o, lanes, m)
-        else:
-            for one in lanes_apart(e, value, x, o, m):
-                combined(e, memory, value.dtype, mode, *one)
-
-
-def combined(
-    e: Emission, memory: Node, dtype: DType, mode: str, x: str, offset: str, mask: str | None
-) -> None:
-    """memory[offset] = op(memory[offset], x)."""
-
-    def act() -> None:
-        where = address_of(e, memory, offset)
-        element = memory_type(dtype)
-        new = x
-        if mode != "set":
-            old = e.value(f"load {element}, ptr {where}, align {dtype.size}")
-            old = from_memory(e, old, dtype, 1)
-            name = SCATTER[mode]
-            if dtype.is_float and dtype.bits < 32:
-                wide = [convert(e, dtype, dtypes.float32, 1, v) for v in (old, x)]
-                result = row_for(name)(e, dtypes.float32, 1, wide)
-                new = convert(e, dtypes.float32, dtype, 1, result)
-            else:
-                new = row_for(name)(e, dtype, 1, [old, x])
-        new = to_memory(e, new, dtype, 1)
-        e.line(f"store {element} {new}, ptr {where}, align {dtype.size}")
-
-    if mask is None:
-        act()
-    else:
-        e.only(mask, "write", act)
+    else:  # in lane order
+        where = addresses_of(e, memory, lane_offsets(e, offset, stride, lanes), lanes)
+        name = f"llvm.masked.scatter.{mangle(element, lanes)}.v{lanes}p0"
+        e.intrinsic(name, "void", (v, x), where, (f"<{lanes} x i1>", mask or "splat (i1 true)"))
 
 
 def _atomic_add(e: Emission, node: Node) -> Values:
-    memory, value, offset = node.inputs[:3]
-    mask = node.inputs[3] if len(node.inputs) > 3 else None
-    lanes, found = lanes_of(value), e.values[value]
-    masks = masks_of(e, node, mask, len(found), lanes)
-    result = []
-    for parts in zip(found, e.values[offset], masks):
-        before = [added(e, memory, node.dtype, *one) for one in lanes_apart(e, value, *parts)]
-        result.append(packed(e, before, scalar_type(node.dtype)) if lanes > 1 else before[0])
-    return result
+    memory, value = node.inputs[:2]
+    kinds, lanes = (scalar_type(node.dtype), "i64", "i1"), lanes_of(value)
+    before = []
+    for x, (o, m) in zip(e.values[value], vectors_at(e, node)[0]):
+        for lane in range(lanes):
+            one = [lane_of(e, part, kind, lanes, lane) for part, kind in zip((x, o, m), kinds)]
+            before.append(added(e, memory, node.dtype, *one))
+    return in_lanes(e, node, before)
 
 
 def added(e: Emission, memory: Node, dtype: DType, x: str, offset: str, mask: str | None) -> str:
@@ -315,8 +239,7 @@ def added(e: Emission, memory: Node, dtype: DType, x: str, offset: str, mask: st
 
 def _prefetch(e: Emission, node: Node) -> None:
     memory = node.inputs[0]
-    index = [e.values[i][0] for i in node.inputs[1:]]
-    where = address_of(e, memory, offset_of(e, memory, index))
+    where = address_of(e, memory, offset_of(e, memory, node.inputs[1:]))
     locality = "3" if node.attrs["to"] == "l1" else "2"
     hints = [("i32", hint) for hint in ("0", locality, "1")]
     e.intrinsic("llvm.prefetch.p0", "void", ("ptr", where), *hints)
@@ -362,16 +285,16 @@ def tile_from(e: Emission, node: Node, where: str, pitch: str) -> str:
     return e.intrinsic("llvm.x86.tileloadd64.internal", "x86_amx", *extents(node), *place)
 
 
-def matrix_address(e: Emission, memory: Node, index: list[Node]) -> tuple[str, str]:
+def matrix_address(e: Emission, memory: Node, index: Sequence[Node]) -> tuple[str, str]:
     """Address and row pitch in bytes of a 2-D tile (the last two axes of the Memory)."""
     type_ = memory_of(memory)
-    where = address_of(e, memory, offset_of(e, memory, [e.values[i][0] for i in index]))
+    where = address_of(e, memory, offset_of(e, memory, index))
     pitch = size_text(e, type_.element_strides()[-2] * type_.dtype.size)
     return where, pitch
 
 
 def _matrix_load(e: Emission, node: Node) -> Values:
-    return [tile_from(e, node, *matrix_address(e, node.inputs[0], list(node.inputs[1:])))]
+    return [tile_from(e, node, *matrix_address(e, node.inputs[0], node.inputs[1:]))]
 
 
 def _matrix_dot(e: Emission, node: Node) -> Values:
@@ -382,6 +305,6 @@ def _matrix_dot(e: Emission, node: Node) -> Values:
 
 def _matrix_store(e: Emission, node: Node) -> None:
     memory, value = node.inputs[:2]
-    where, pitch = matrix_address(e, memory, list(node.inputs[2:]))
+    where, pitch = matrix_address(e, memory, node.inputs[2:])
     place = (("ptr", where), ("i64", pitch), ("x86_amx", e.values[value][0]))
     e.intrinsic("llvm.x86.tilestored64.internal", "void", *extents(value), *place)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,7 +193,7 @@ class NativeCaptured:
     def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Profile:
         """Times of the entries of `runs` runs, each entry run by itself (the median counts);
         `restore` puts back what a run changed. A table with control is one Record."""
-        from ...runtime.profile import Profile, in_order
+        from ...runtime.profile import measured, timed
 
         launcher = self.launcher
         steps = launcher.recipe.steps
@@ -204,32 +204,20 @@ class NativeCaptured:
             sums = (sum(p[2] for p in parts), sum(p[3] for p in parts))
             parts = [(name, "all of it: loops decide what runs", *sums)]
         spans = [(0, len(self.table))] if control else [(i, 1) for i in range(len(self.table))]
-        whole: list[float] = []
-        times: list[list[float]] = [[] for _ in spans]
-        for _ in range(runs):
-            restore()
-            start = perf_counter()
-            self.launch()
-            whole.append(1e6 * (perf_counter() - start))
-            restore()
-            for taken, (first, count) in zip(times, spans):
-                start = perf_counter()
-                self._run_entries(first, count)
-                taken.append(1e6 * (perf_counter() - start))
-        restore()
-        empty = median([self._empty() for _ in range(20)])
-        us = [max(0.0, median(taken) - empty) for taken in times]
-        records = in_order((n, r, t, b, f) for (n, r, b, f), t in zip(parts, us))
         how = "each entry run by itself, the cost of an empty run taken off"
-        return Profile(name, launcher.device.name, how, records, median(whole))
+        empty = median([timed(partial(self._run_entries, 0, 0)) for _ in range(20)])
+        return measured(
+            (name, launcher.device.name, how),
+            parts,
+            runs,
+            restore,
+            lambda: timed(self.launch),
+            lambda: [timed(partial(self._run_entries, *span)) for span in spans],
+            empty,
+        )
 
     def _run_entries(self, first: int, count: int) -> None:
         """Run some entries of the table, on as many workers as a run has."""
         part = self.table[first : first + count]
         record = Record(part, self.launcher.index, self.slots, self.steps.scalars)
         worker_pool().run_step(record.at, self.n_slots, self.inline)
-
-    def _empty(self) -> float:
-        start = perf_counter()
-        self._run_entries(0, 0)
-        return 1e6 * (perf_counter() - start)

@@ -19,7 +19,7 @@ from typing import Any
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError, UserError
-from ...tile import functions
+from ...tile import division, functions
 from ...tile.numeric import FUNCTIONS
 from ...tile.scope import Element, Rare, where
 
@@ -353,76 +353,11 @@ def _bit_not(m: Vectors, d: DType, x: str) -> str:
     return m.number("xor", d, x, True if d.kind == "bool" else -1)
 
 
-def _sign(m: Vectors, d: DType, x: str) -> str:
-    if d.kind == "bool":
-        return x
-    zero, one, minus = (m.constant(v, d) for v in (0, 1, -1))
-    compare = "fcmp ogt" if d.is_float else ("icmp ugt" if d.kind == "uint" else "icmp sgt")
-    above = m.do(compare, d, x, zero)
-    if d.kind == "uint":
-        return m.select(above, d, one, zero)
-    below = m.do("fcmp olt" if d.is_float else "icmp slt", d, x, zero)
-    low = m.select(below, d, minus, x if d.is_float else zero)  # nan and signed zero stay
-    return m.select(above, d, one, low)
-
-
-def _divide(a: Element, b: Element) -> Element:
-    """Division of integers, truncated; a zero divisor (a masked lane) gives 0, no trap."""
-    quotient, _, _, none = _division(a, b)
-    return where(none, 0, quotient)
-
-
-def _unsigned_division(instruction: str) -> Row:
-    """udiv or urem of operands seen as unsigned; a zero divisor gives 0."""
-
-    def divide(a: Element, b: Element) -> Element:
-        none = b == 0
-        result = _raw(instruction, a, where(none, 1, b))
-        return result if instruction == "urem" else where(none, 0, result)  # by 1, a rest is 0
-
-    return _function(divide)
-
-
 def _raw(instruction: str, a: Element, b: Element | int) -> Element:
     """An instruction as it is."""
     m, right = a.machine, b if isinstance(b, Element) else a.constant(b)
     assert isinstance(m, Vectors)
     return Element(m, m.do(instruction, a.dtype, a.held, right.held), a.dtype)
-
-
-def _divide_floor(a: Element, b: Element) -> Element:
-    """Division of integers rounded down; a zero divisor gives 0."""
-    quotient, rest, divisor, none = _division(a, b)
-    if a.dtype.kind == "int":
-        quotient = where(_signs_differ(rest, divisor), quotient - 1, quotient)
-    return where(none, 0, quotient)
-
-
-def _division(a: Element, b: Element) -> tuple[Element, Element, Element, Element]:
-    """The truncated quotient, the remainder, a divisor that cannot trap, whether b is 0."""
-    none, letter = b == 0, "u" if a.dtype.kind == "uint" else "s"
-    safe = where(none, 1, b)
-    if letter == "s":  # the smallest integer by -1 would trap: divide it by 1 instead
-        safe = where((a == int(a.dtype.lowest)) & (safe == -1), 1, safe)
-    quotient = _raw(f"{letter}div", a, safe)
-    return quotient, a - quotient * safe, safe, none
-
-
-def _signs_differ(remainder: Element, divisor: Element) -> Element:
-    """Whether a non-zero remainder has another sign than the divisor."""
-    return ((remainder ^ divisor) < 0) & (remainder != 0)
-
-
-def _remainder(a: Element, b: Element) -> Element:
-    _, rest, divisor, none = _division(a, b)
-    if a.dtype.kind == "int":
-        rest = where(_signs_differ(rest, divisor), rest + divisor, rest)
-    return where(none, 0, rest)
-
-
-def _fmod(a: Element, b: Element) -> Element:
-    """The remainder of integers with the sign of the dividend; 0 of a zero divisor."""
-    return _division(a, b)[1]  # a zero divisor was taken for 1
 
 
 def _shift(instruction: str) -> Row:
@@ -577,8 +512,7 @@ ROWS: dict[str, Row] = {
     "absolute": _intrinsic("fabs", "abs", ""),
     "square_root": _intrinsic("sqrt"),
     "reciprocal": _reciprocal,
-    "quick_reciprocal": _reciprocal,
-    "sign": _sign,
+    "sign": _function(functions.sign),
     "floor": _intrinsic("floor"),
     "ceil": _intrinsic("ceil"),
     "round": _intrinsic("rint"),
@@ -587,13 +521,12 @@ ROWS: dict[str, Row] = {
     "add": _pick("fadd", "add", boolean="or"),
     "subtract": _pick("fsub", "sub", boolean="xor"),
     "multiply": _pick("fmul", "mul", boolean="and"),
-    "divide": _function(partial(_raw, "fdiv"), _divide),
-    "quick_divide": _function(partial(_raw, "fdiv"), _divide),
-    "floor_divide": _function(functions.floor_divide, _divide_floor),
-    "remainder": _function(functions.remainder, _remainder),
-    "fmod": _function(functions.fmod, _fmod),
-    "unsigned_divide": _unsigned_division("udiv"),
-    "unsigned_remainder": _unsigned_division("urem"),
+    "divide": _function(partial(_raw, "fdiv"), partial(division.divide, _raw)),
+    "floor_divide": _function(functions.floor_divide, partial(division.floor_divide, _raw)),
+    "remainder": _function(functions.remainder, partial(division.remainder, _raw)),
+    "fmod": _function(functions.fmod, partial(division.fmod, _raw)),
+    "unsigned_divide": _function(partial(division.unsigned_divide, _raw)),
+    "unsigned_remainder": _function(partial(division.unsigned_remainder, _raw)),
     "power": _function(functions.power, _integer_power),
     "maximum": _intrinsic("maximum", "smax", "umax"),
     "minimum": _intrinsic("minimum", "smin", "umin"),
@@ -616,7 +549,7 @@ ROWS: dict[str, Row] = {
     "pair_multiply_add_float16": _pair_multiply_add,
 }
 ROWS |= {name: _function(getattr(functions, name)) for name in FUNCTIONS}
-ROWS["quick_exp"], ROWS["quick_exp2"] = ROWS["exp"], ROWS["exp2"]
+ROWS |= {f"quick_{name}": ROWS[name] for name in ("divide", "exp", "exp2", "reciprocal")}
 
 
 HALF = frozenset({"f16c", "avx512f", "neon", "fullfp16"})  # any of these converts float16

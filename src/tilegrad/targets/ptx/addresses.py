@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ...core.dtype import DType, int32
 from ...core.errors import InternalError
@@ -23,7 +22,7 @@ from ...ir.node import Node
 from ...ir.symbol import Size
 from ...ir.types import Memory
 from ...tile.bounds import divisor_of
-from ...tile.row import memory_of
+from ...tile.row import Touch, memory_of
 from .emission import Emission
 from .moves import Run, runs_of
 from .shared import SWIZZLES
@@ -71,27 +70,19 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
     return e.value(form, offset, str(size), pointer)
 
 
-def addresses_of(
-    e: Emission, memory: Node, index: Index, spread: Spread, axes: Sequence[int]
-) -> tuple[list[str], list[Run]]:
-    """The operands that address each register of a Tile at an index, and its runs."""
-    type_ = memory_of(memory)
-    align = _alignment(e, type_, index)
+def addresses_of(e: Emission, touch: Touch, spread: Spread) -> tuple[list[str], list[Run]]:
+    """The operands that address each register of a Tile in a box, and its runs."""
+    memory, index, type_ = touch.memory, touch.nodes, memory_of(touch.memory)
+    align = 16  # a number of elements that divides the offset of the index, 16 at most
+    for node, stride in zip(index, type_.element_strides()):
+        align = math.gcd(align, e.bounds.divisor(node) * divisor_of(stride))
     if type_.scope == "global":
-        return _global_addresses(e, memory, index, spread, axes, align)
+        return _global_addresses(e, touch, spread, align)
     if SWIZZLES[type_.layout]:
         raise InternalError("ptx.emit", "a swizzled place is read and written whole")
     base, strides = lead_address(e, memory, index), type_.element_strides()
-    steps = [int(strides[a]) for a in axes]
+    steps = [int(strides[a]) for a in touch.axes]
     return e.shared.addresses(base, spread, steps, type_.dtype.size, align or 16)
-
-
-def _alignment(e: Emission, type_: Memory, index: Index) -> int:
-    """A number of elements that divides the offset of an index, 16 at most."""
-    align = 16
-    for node, stride in zip(index, type_.element_strides()):
-        align = math.gcd(align, e.bounds.divisor(node) * divisor_of(stride))
-    return align
 
 
 def lead_address(e: Emission, place: Node, index: Index, start: str = "") -> str:
@@ -123,12 +114,12 @@ def uniform_address(e: Emission, memory: Node, index: Sequence[Node | None]) -> 
     return address
 
 
-def _based_address(e: Emission, memory: Node, index: Index, own: str) -> tuple[str, int]:
+def _based_address(e: Emission, touch: Touch, own: str) -> tuple[str, int]:
     """A 64-bit address and the bytes to add to it for an index, `own` bytes of the thread in
     the first: what differs from an index before by a constant shares that one's address."""
-    type_ = memory_of(memory)
+    memory, type_ = touch.memory, memory_of(touch.memory)
     strides = type_.element_strides()
-    parts = [apart(n) if isinstance(s, int) else (n, 0) for n, s in zip(index, strides)]
+    parts = [apart(n) if isinstance(s, int) else (n, 0) for n, s in zip(touch.nodes, strides)]
     constant = sum(c * int(s) * type_.dtype.size for (_, c), s in zip(parts, strides) if c)
     far = constant >> REACH << REACH
 
@@ -153,19 +144,14 @@ def _step64(e: Emission, stride: Size, size: int) -> str:
 
 
 def _global_addresses(
-    e: Emission,
-    memory: Node,
-    index: Index,
-    spread: Spread,
-    axes: Sequence[int],
-    align: int,
+    e: Emission, touch: Touch, spread: Spread, align: int
 ) -> tuple[list[str], list[Run]]:
     """The same in global memory: along axes of long or symbolic strides in 64 bits."""
-    type_ = memory_of(memory)
-    size, strides = type_.dtype.size, [type_.element_strides()[a] for a in axes]
+    type_ = memory_of(touch.memory)
+    size, strides = type_.dtype.size, [type_.element_strides()[a] for a in touch.axes]
     reach = [n * s * size if isinstance(s, int) else FAR for n, s in zip(spread.shape, strides)]
     near = [int(s) * size if r < FAR // 4 else 0 for s, r in zip(strides, reach)]
-    address, constant = _based_address(e, memory, index, e.threads.offset(spread, near))
+    address, constant = _based_address(e, touch, e.threads.offset(spread, near))
     far = [a for a, r in enumerate(reach) if r >= FAR // 4]
     bases: dict[tuple[int, ...], str] = {}
     addresses = []
@@ -205,13 +191,7 @@ def _far_address(
 PIECE = 16  # bytes that are exchanged as one
 
 
-@dataclass(frozen=True)
-class PlaceRun:
-    """Neighbouring registers of a Tile in a place."""
-
-    where: str
-    first: int
-    count: int
+PlaceRun = tuple[str, int, int]  # neighbouring registers in a place: where, the first, how many
 
 
 def span_of(type_: Memory) -> int:
@@ -232,7 +212,7 @@ def place_runs(
         return _swizzled_runs(e, type_, base, spread, swizzle)
     steps = [int(s) for s in type_.element_strides()[len(index) :]]
     addresses, runs = e.shared.addresses(base, spread, steps, size, 16)
-    return [PlaceRun(addresses[at], at, count) for at, count in runs]
+    return [(addresses[at], at, count) for at, count in runs]
 
 
 def _held_runs(e: Emission, place: Node, base: str, spread: Spread) -> list[PlaceRun]:
@@ -242,7 +222,7 @@ def _held_runs(e: Emission, place: Node, base: str, spread: Spread) -> list[Plac
     if known != spread or spread.copies(threads) or count * size % PIECE:
         raise InternalError("ptx.emit", f"{place!r} is held as {known}, and as {spread}")
     own, each = e.mad(e.threads.number, PIECE, base), PIECE // size
-    return [PlaceRun(f"[{own}+{at * size * threads}]", at, each) for at in range(0, count, each)]
+    return [(f"[{own}+{at * size * threads}]", at, each) for at in range(0, count, each)]
 
 
 def _swizzled_runs(
@@ -262,9 +242,7 @@ def _swizzled_runs(
     if not apart or not whole or not _disjoint(spread) or size > PIECE:
         row, column = (e.threads.part(spread.fields, a) or e.threads.constant(0) for a in (0, 1))
         return [
-            PlaceRun(
-                _swizzled_address(e, base, e.add(row, r), e.add(column, c), type_), start, count
-            )
+            (_swizzled_address(e, base, e.add(row, r), e.add(column, c), type_), start, count)
             for (start, count), (r, c) in zip(runs, starts)
         ]
 
@@ -281,7 +259,7 @@ def _swizzled_runs(
     for (start, count), (r, c) in zip(runs, starts):
         block, number = divmod(c * size // PIECE, turns)
         where = near.at(number, r * swizzle + block * rows * swizzle)
-        found.append(PlaceRun(where, start, count))
+        found.append((where, start, count))
     return found
 
 

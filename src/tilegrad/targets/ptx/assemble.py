@@ -47,6 +47,11 @@ class Report:
     constant_bytes: int = 0
     barriers: int = 0
 
+    @property
+    def spills(self) -> bool:
+        """Whether values are kept in a stack frame."""
+        return bool(self.stack_bytes or self.spill_stores or self.spill_loads)
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -59,13 +64,13 @@ class Assembly:
     @property
     def spills(self) -> bool:
         """Whether some entry keeps values in a stack frame."""
-        return any(r.stack_bytes or r.spill_stores or r.spill_loads for r in self.reports.values())
+        return any(report.spills for report in self.reports.values())
 
     def check_library(self, name: str) -> None:
         """Raise InternalError when kernel `name` spills, has a stack frame or stalls wgmma."""
         faults = [w for w in self.warnings if re.match(r"C75\d\d: ", w)]
         for entry, report in self.reports.items():
-            if report.stack_bytes or report.spill_stores or report.spill_loads:
+            if report.spills:
                 faults.append(
                     f"{entry} has a stack frame of {report.stack_bytes} bytes, spills"
                     f" {report.spill_stores} bytes and loads back {report.spill_loads}"

@@ -23,7 +23,7 @@ from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...tile.row import constant_of
-from .write import Writer
+from .write import Writer, halves_of
 
 FLOATS = (dtypes.float32, dtypes.float64)
 
@@ -217,9 +217,7 @@ def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -
         (word, first), (other, second) = (w.bytes.get(x, ("", -1)) for x in (low, high))
         if first % 2 or second != first + 1 or word != other:
             return None
-        halves = w.new("b16"), w.new("b16")
-        w.put("mov.b32", f"{{{halves[0]}, {halves[1]}}}", word)
-        return w.value(f"cvt.rn.f16x2.{PAIRS[source.name]}", halves[first // 2])
+        return w.value(f"cvt.rn.f16x2.{PAIRS[source.name]}", halves_of(w, word)[first // 2])
     if source is not dtypes.float32 or not target.is_float or target.bits > 16:
         return None
     if target.bits == 16:
@@ -233,9 +231,7 @@ def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high:
     if source.name in PAIRS:
         if apart:
             word = w.value("prmt.b32", word, word, str(0x3120))
-        halves = w.new("b16"), w.new("b16")
-        w.put("mov.b32", f"{{{halves[0]}, {halves[1]}}}", word)
-        for into, half in zip((low, high), halves):
+        for into, half in zip((low, high), halves_of(w, word)):
             w.put(f"cvt.rn.f16x2.{PAIRS[source.name]}", into, half)
         return
     if source is not dtypes.int8:

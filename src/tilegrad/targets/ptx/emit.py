@@ -35,14 +35,14 @@ from . import (
     emit_memory,
     emit_placed,
     emit_shape,
-    rules,
 )
+from .element import constant, kind_of
 from .emission import Emission, Emit
 from .moves import packed, unpacked
 from .plan_spread import ELEMENTWISE
 from .program import Entry
 from .spread import blocked
-from .write import Registers, Writer
+from .write import Registers, Writer, several
 
 VERSION = "8.5"
 
@@ -78,8 +78,6 @@ def entry_of(e: Emission, name: str) -> Entry:
     """How the entry is launched."""
     body = e.body
     bytes_ = e.shared.bytes + (1024 if e.swizzled else 0)
-    if body.notes.get("alone"):  # two of them do not fit on a core
-        bytes_ = max(bytes_, e.target.limits["shared_bytes_per_core"] // 2)
     arguments = (
         *(("pointer", i) for i in range(len(body.parameters) + bool(body_sites(body)))),
         *(("symbol", s.name) for s in body_symbols(body)),
@@ -169,7 +167,7 @@ def emit_node(e: Emission, node: Node) -> None:
     name, elementwise = node.op.name, node.op.category in ELEMENTWISE
     scalar = node.type is not None and getattr(node.type, "shape", None) == ()
     if scalar and name == "constant":
-        value = rules.constant(e, node.attrs["value"], e.values.dtype(node))
+        value = constant(e, node.attrs["value"], e.values.dtype(node))
         e.values.held[node] = [value]
     elif scalar and elementwise:
         operands = tuple(e.values.scalar(i) for i in node.inputs)
@@ -300,10 +298,10 @@ def copies(e: Emission, node: Node) -> int:
 def _carried(e: Emission, argument: Node, given: Node) -> Carried:
     """Registers for what a loop carries, set to what it starts with."""
     count = len(e.plan.spread(argument).registers)
-    one = Carried(argument, [], rules.kind_of(e.values.dtype(argument)))
+    one = Carried(argument, [], kind_of(e.values.dtype(argument)))
     if argument.dtype.size == 2 and count % 2 == 0:
         one.paired, one.kind, count = True, "b32", count // 2
-    one.registers = [e.new(one.kind) for _ in range(count)]
+    one.registers = several(e, one.kind, count)
     e.move(one.registers, one.packed(e, given_to(e, given, argument)), one.kind)
     return one
 
@@ -376,9 +374,9 @@ def branch(e: Emission, node: Node) -> None:
     results: list[Carried] = []
     for number, value in enumerate(node.blocks[0].results):
         sample = next((g for g in e.gets.get(node, ()) if g.attrs["index"] == number), value)
-        kind = rules.kind_of(e.values.dtype(sample))
+        kind = kind_of(e.values.dtype(sample))
         count = len(e.plan.spread(sample).registers) if not e.plan.free(sample) else 0
-        results.append(Carried(sample, [e.new(kind) for _ in range(count)], kind))
+        results.append(Carried(sample, several(e, kind, count), kind))
     e.put("bra.uni", otherwise, guard=f"!{e.values.scalar(node.inputs[0])}")
     before, after = hazards.state(), []
     for number, block in enumerate(node.blocks):

@@ -34,7 +34,7 @@ from .emission import Emission
 from .emit_barriers import barrier_address
 from .program import TensorMap
 from .shared import SWIZZLES
-from .write import Registers, braced
+from .write import Registers, braced, several
 
 WARP = 32
 CACHE_HINTS = {"first": "0x12F0000000000000"}  # what is read once leaves caches first
@@ -219,7 +219,7 @@ def store_threads(e: Emission, node: Node) -> None:
     inside = pieces_inside(e, memory, index, node, cover)
     words = []
     for where in pieces_at(e, place, lead, cover, 0):
-        words.append(braced([e.new("b32") for _ in range(4)]))
+        words.append(braced(several(e, "b32", 4)))
         e.put("ld.shared.v4.b32", words[-1], where, guard=cover.guard)
     into = pieces_of(e, memory, index, node.attrs["axes"], cover)
     for address, held, word in zip(into, inside, words):

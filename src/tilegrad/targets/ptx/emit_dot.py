@@ -16,8 +16,9 @@ from ...core.dtype import DType, bfloat16, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from . import rules
+from .element import convert, kind_of
 from .emission import Emission
-from .moves import read_run, runs_of
+from .moves import load_matrices, read_run, runs_of
 from .plan_spread import by_matrix, dot_spread, warp_grid
 from .spread import Spread, accumulator_80
 from .write import Registers, Writer, braced
@@ -64,7 +65,7 @@ def dot(e: Emission, node: Node) -> Registers:
 
 def converted(w: Writer, registers: Registers, source: DType, to: DType) -> Registers:
     """Registers in another dtype."""
-    return registers if source is to else [rules.convert(w, source, to, r) for r in registers]
+    return registers if source is to else [convert(w, source, to, r) for r in registers]
 
 
 def take_turn(e: Emission, node: Node, bytes_: int) -> str:
@@ -194,11 +195,8 @@ def loaded(
     w: Writer, laid: Laid, start: str, along: int, step: int, k_rows: bool, count: int
 ) -> Registers:
     """Registers of the 8 x 8 pieces at (place along the result, place along k)."""
-    words = [w.new("b32") for _ in range(count)]
-    form = f"ldmatrix.sync.aligned.m8n8.x{count}" + (".trans" if k_rows else "") + ".shared.b16"
     at = step * laid.stride + 2 * along if k_rows else along * laid.stride + 2 * step
-    w.put(form, braced(words), f"[{start}+{at}]")
-    return words
+    return load_matrices(w, f"[{start}+{at}]", k_rows, count)
 
 
 # ---- threads ------------------------------------------------------------------------------------
@@ -208,7 +206,7 @@ def by_threads(
     e: Emission, to: Spread, left: Laid, right: Laid, totals: Registers, k: int, dtype: DType
 ) -> Registers:
     """Each thread multiplies its rows by its columns."""
-    kind = rules.kind_of(dtype)
+    kind = kind_of(dtype)
     held = {at: e.copy(kind, r) for at, r in zip(to.registers, totals)}
     a, b = left.base, right.base
     row, column = (e.threads.part(to.fields, axis) for axis in (0, 1))

@@ -1,28 +1,21 @@
-"""Elements at offsets that values give: gather, scatter, atomics; and their sort.
+"""Elements at offsets that values give: gather, scatter, atomics.
 
 A scatter takes equal offsets of a Tile in order. Where it cannot be seen that offsets differ, the
-Tile's offsets (and values, where they are combined) are laid out in shared memory: for each element
-its thread looks for others with the same offset, and the last one writes, or the first one combines
-them all. A Body noted as `distinct` says that no two offsets of a scatter are equal. The stable
-sort of keys by all threads of a program is a sorting network whose pairs always rise: partners
-mirrored within a run, then halves nearer and nearer. Pairs that reach past the count are left
-alone, as if what lies there were larger than all keys, so any count is sorted. Equal keys are told
-apart by where they came from, which the second scratch Memory keeps. Invariant: what is in memory
-afterwards does not depend on which thread runs first.
+Tile's offsets are laid out in shared memory: for each element its thread looks for later ones with
+the same offset, and the last one writes. A Body noted as `distinct` says that no two offsets of a
+scatter are equal. Invariant: what a scatter leaves in memory does not depend on which thread runs
+first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from ...core.dtype import DType, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...tile.numeric import SCATTER
-from ...tile.row import memory_of
-from . import rules
+from ...tile.row import memory_of, touch_of
 from .addresses import element_address, load_form, store_form
+from .element import kind_of
 from .emission import Emission
 from .emit_memory import access
 from .moves import get_word, offsets_of, put_word, read_run, write_run
@@ -40,31 +33,32 @@ ATOMS = {
 }
 
 
-def element_at(e: Emission, memory: Node, at: str, dtype: DType, guard: str = "") -> str:
-    """The element of a number, 0 where a guard does not hold."""
-    where = f"[{element_address(e, memory, at, dtype)}]"
-    return read_run(e, where, load_form(memory), memory.dtype, guard=guard)[0]
+def elements_of(e: Emission, node: Node, spread: Spread) -> list[tuple[str, str]]:
+    """The offset and the guard ('' where there is none) of each element that an op moves."""
+    touch = touch_of(node)
+    assert touch.offsets is not None
+    offsets, masks = e.values.get(touch.offsets, spread), [""] * len(spread.registers)
+    masks = masks if touch.mask is None else e.values.get(touch.mask, spread)
+    access(e, touch.memory, touch.writes)
+    return list(zip(offsets, masks))
 
 
-def masks_of(e: Emission, node: Node, number: int, spread: Spread) -> Registers:
-    """The registers of an op's mask; '' where it has none."""
-    if len(node.inputs) > number:
-        return e.values.get(node.inputs[number], spread)
-    return [""] * len(spread.registers)
+def address_at(e: Emission, node: Node, at: str) -> str:
+    """Where the element of an op lies that has an offset."""
+    touch = touch_of(node)
+    assert touch.offsets is not None
+    return f"[{element_address(e, touch.memory, at, e.values.dtype(touch.offsets))}]"
 
 
 def gather(e: Emission, node: Node) -> Registers:
     """Elements at offsets."""
-    memory, offset = node.inputs[0], node.inputs[1]
-    spread = e.values.spread_of(node)
-    offsets = e.values.get(offset, spread)
-    masks = masks_of(e, node, 2, spread)
-    access(e, memory, writes=False)
+    memory, spread = node.inputs[0], e.values.spread_of(node)
     seen: dict[tuple[str, str], str] = {}
-    for at, mask in zip(offsets, masks):
-        if (at, mask) not in seen:
-            seen[at, mask] = element_at(e, memory, at, e.values.dtype(offset), mask)
-    return e.values.loaded(node, [seen[key] for key in zip(offsets, masks)])
+    elements = elements_of(e, node, spread)
+    for at, mask in dict.fromkeys(elements):
+        where = address_at(e, node, at)
+        (seen[at, mask],) = read_run(e, where, load_form(memory), memory.dtype, guard=mask)
+    return e.values.loaded(node, [seen[key] for key in elements])
 
 
 # ---- scatter ------------------------------------------------------------------------------------
@@ -75,26 +69,22 @@ def scatter(e: Emission, node: Node) -> None:
     memory, value, offset = node.inputs[:3]
     held = [n for n in (value, offset, *node.inputs[3:]) if n.shape and not e.plan.free(n)]
     spread = e.plan.spread(held[0]) if held else e.values.spread_of(offset)
-    access(e, memory, writes=True)
-    if offset.shape and not (e.body.notes.get("distinct") or differ(e, offset)):
-        in_order(e, node)
-        return
-    registers = e.values.stored(value, spread)
-    offsets = e.values.get(offset, spread)
-    masks = masks_of(e, node, 3, spread)
+    ordered = not (e.body.notes.get("distinct") or differ(e, offset))
+    if ordered:
+        spread = blocked(offset.shape, e.threads.count, 1)
+    registers, elements = e.values.stored(value, spread), elements_of(e, node, spread)
     owner = e.threads.owner(spread)
-    for register, at, mask in zip(registers, offsets, masks):
-        where = f"[{element_address(e, memory, at, e.values.dtype(offset))}]"
-        guard = e.threads.and_guards(mask, owner)
-        if node.attrs["mode"] != "set":
-            old = read_run(e, where, load_form(memory), memory.dtype, guard=guard)[0]
-            name = SCATTER[node.attrs["mode"]]
-            register = rules.apply(e, name, memory.dtype, old, register)
+    guards = [e.threads.and_guards(mask, owner) for _, mask in elements]
+    if ordered:
+        offsets = e.values.stored(offset, spread)
+        guards = last_of_equal(e, spread, offsets, guards)
+    for register, (at, _), guard in zip(registers, elements, guards):
+        where = address_at(e, node, at)
         write_run(e, where, store_form(memory), memory.dtype, [register], guard)
 
 
 def differ(e: Emission, offset: Node) -> bool:
-    """Whether all elements of a Tile are seen to differ: counted places, moved and scaled."""
+    """Whether all elements of a Tile are seen to differ: counted numbers, moved and scaled."""
     name = offset.op.name
     if name == "iota" or offset.shape == ():
         return True
@@ -114,89 +104,31 @@ def differ(e: Emission, offset: Node) -> bool:
     return False
 
 
-def in_order(e: Emission, node: Node) -> None:
-    """A scatter whose offsets may be equal."""
-    values = e.values
-    memory, value, offset = node.inputs[:3]
-    plain = blocked(offset.shape, e.threads.count, 1)
-    registers = values.stored(value, plain)
-    offsets = [values.resize(r, values.dtype(offset), int64) for r in values.get(offset, plain)]
-    if len(node.inputs) > 3:
-        none = e.copy("b64", -1)
-        masks = values.get(node.inputs[3], plain)
-        offsets = [e.value("selp.b64", o, none, m) for o, m in zip(offsets, masks)]
-    count = math.prod(offset.shape)
-    combined = node.attrs["mode"] != "set"
-    base = e.shared.scratch(count * (16 if combined else 8))
-    numbers = line_numbers(e, plain)
-    owner = e.threads.owner(plain)
-    for number, at, x in zip(numbers, offsets, registers):
-        address = e.mad(number, 8, base)
-        e.put("st.shared.b64", f"[{address}]", at, guard=owner)
-        if combined:
-            put_word(e, f"[{address}+{8 * count}]", x, memory.dtype, owner)
-    e.shared.written()
-    for number, at, x in zip(numbers, offsets, registers):
-        live = e.threads.and_guards(e.test("ge.s64", at, 0), owner)
-        where = f"[{element_address(e, memory, at, int64)}]"
-        if combined:
-            first_combines(e, node, base, count, number, at, where, live)
-        else:
-            alone = search(e, base, e.add(number, 1), str(count), at, live)
-            write_run(e, where, store_form(memory), memory.dtype, [x], alone)
-
-
-def line_numbers(e: Emission, spread: Spread) -> Registers:
-    """The place of every register's element in the Tile, row by row."""
-    steps = steps_of(spread.shape)
+def last_of_equal(e: Emission, spread: Spread, offsets: Registers, guards: Registers) -> Registers:
+    """Guards that hold for the last element of each offset, of those whose own guard holds."""
+    count, steps = math.prod(spread.shape), steps_of(spread.shape)
+    base, owner = e.shared.scratch(8 * count), e.threads.owner(spread)
     part = e.threads.offset(spread, steps) or e.threads.constant(0)
-    return [e.add(part, offset) for offset in offsets_of(spread, steps)]
+    numbers = [e.add(part, offset) for offset in offsets_of(spread, steps)]
+    none = e.copy("b64", -1)
+    live = [e.value("selp.b64", at, none, g) if g else at for at, g in zip(offsets, guards)]
+    for number, at in zip(numbers, live):
+        e.put("st.shared.b64", f"[{e.mad(number, 8, base)}]", at, guard=owner)
+    e.shared.written()
+    return [search(e, base, e.add(number, 1), count, at) for number, at in zip(numbers, live)]
 
 
-def first_combines(
-    e: Emission, node: Node, base: str, count: int, number: str, at: str, where: str, live: str
-) -> None:
-    """If an element is the first of its offset, it combines all of them."""
-    memory = node.inputs[0]
-    alone = search(e, base, e.copy("b32", 0), number, at, live)
-    kind = rules.kind_of(memory.dtype)
-    total = e.new(kind)
-    e.move([total], read_run(e, where, load_form(memory), memory.dtype, guard=alone), kind)
-
-    def take(address: str, same: str) -> None:
-        other = get_word(e, f"[{address}+{8 * count}]", memory.dtype)
-        new = rules.apply(e, SCATTER[node.attrs["mode"]], memory.dtype, total, other)
-        e.move([total], [new], kind, same)
-
-    over_offsets(e, base, e.copy("b32", number), str(count), at, take)
-    write_run(e, where, store_form(memory), memory.dtype, [total], alone)
-
-
-def search(e: Emission, base: str, start: str, stop: str, at: str, live: str) -> str:
-    """`live`, unless the offset occurs again between two places."""
-    alone = e.copy("pred", live)
+def search(e: Emission, base: str, place: str, count: int, at: str) -> str:
+    """Whether there is an offset, and it does not occur again from a place on."""
+    alone = e.test("ge.s64", at, 0)
     never = e.test("ne.s32", e.threads.constant(0), 0)
-    over_offsets(e, base, start, stop, at, lambda _, same: e.move([alone], [never], "pred", same))
-    return alone
-
-
-def over_offsets(
-    e: Emission, base: str, start: str, stop: str, at: str, each: Callable[[str, str], None]
-) -> None:
-    """A loop over places of the Tile; each(address, whether its offset is the same)."""
-    address = e.mad(start, 8, base)
-    head, done, more = e.label("look"), e.label("looked"), e.new("pred")
-    e.put("setp.ge.s32", more, start, stop)
-    e.put("bra", done, guard=more)
-    e.place(head)
-    with e.memo.inside():
+    address = e.mad(place, 8, base)
+    with e.until(("look", "looked"), "bra", "ge.s32", place, str(count)):
         same = e.test("eq.s64", e.value("ld.shared.b64", f"[{address}]"), at)
-        each(address, same)
-    e.put("add.s32", address, address, "8")
-    e.put("add.s32", start, start, "1")
-    e.put("setp.lt.s32", more, start, stop)
-    e.put("bra", head, guard=more)
-    e.place(done)
+        e.move([alone], [never], "pred", same)
+        e.put("add.s32", address, address, "8")
+        e.put("add.s32", place, place, "1")
+    return alone
 
 
 # ---- atomics ------------------------------------------------------------------------------------
@@ -204,21 +136,19 @@ def over_offsets(
 
 def atomic_add(e: Emission, node: Node) -> Registers:
     """Elements added at offsets; what was there before."""
-    memory, value, offset = node.inputs[:3]
+    memory, value = node.inputs[:2]
     dtype, values = memory.dtype, e.values
     if dtype.name not in ATOMS:
         raise InternalError("ptx.emit", f"no atomic addition of {dtype}")
     spread = e.plan.spread(node)
-    registers = values.stored(value, spread)
-    masks = masks_of(e, node, 3, spread)
+    registers, elements = values.stored(value, spread), elements_of(e, node, spread)
     space = "global" if memory_of(memory).scope == "global" else "shared"
-    access(e, memory, writes=True)
     form = f"atom.relaxed.gpu.{space}.add.{ATOMS[dtype.name]}"
-    kind, owner, found = rules.kind_of(dtype), e.threads.owner(spread), []
-    for at, register, mask in zip(values.get(offset, spread), registers, masks):
-        address = element_address(e, memory, at, values.dtype(offset))
+    kind, owner, found = kind_of(dtype), e.threads.owner(spread), []
+    for register, (at, mask) in zip(registers, elements):
+        where = address_at(e, node, at)
         found.append(e.copy(kind, 0))
-        e.put(form, found[-1], f"[{address}]", register, guard=e.threads.and_guards(mask, owner))
+        e.put(form, found[-1], where, register, guard=e.threads.and_guards(mask, owner))
     if not owner:
         return found
     if spread.shape:
@@ -227,88 +157,3 @@ def atomic_add(e: Emission, node: Node) -> Registers:
     put_word(e, f"[{base}]", found[0], dtype, owner)
     e.shared.written()
     return [get_word(e, f"[{base}]", dtype)]
-
-
-# ---- sort ---------------------------------------------------------------------------------------
-
-
-Item = tuple[str, ...]  # registers of key, place and origin
-
-
-def sort(e: Emission, node: Node) -> None:
-    """Sort keys, and places with them."""
-    keys, numbers, _, origins, count_node = node.inputs
-    for memory in (keys, numbers, origins):
-        e.shared.touch(memory, writes=True)
-    count = e.values.index32(count_node)
-    each(
-        e,
-        count,
-        lambda at: leave_at(e, origins, at, rules.convert(e, int32, origins.dtype, at)),
-    )
-    e.shared.sync()
-    log_half, half = e.copy("b32", 0), e.copy("b32", 1)
-    with e.until(("runs", "sorted"), "bra.uni", "ge.s32", half, count):
-        last = e.sub(e.shl(half, 1), 1)
-        step(e, node, log_half, count, lambda low: e.xor(low, last))
-        near = e.sub(log_half, 1)
-        with e.until(("halves", "next"), "bra.uni", "lt.s32", near, "0"):
-            distance = e.shl("1", near)
-            step(e, node, near, count, lambda low: e.add(low, distance))
-            e.put("sub.s32", near, near, "1")
-        e.put("add.s32", log_half, log_half, "1")
-        e.put("shl.b32", half, half, "1")
-
-
-def each(e: Emission, count: str, function: Callable[[str], None]) -> None:
-    """Numbers below a count, spread over the threads."""
-    at = e.copy("b32", e.threads.number)
-    with e.until(("each", "done"), "bra", "ge.s32", at, count):
-        with e.memo.inside():
-            function(at)
-        e.put("add.s32", at, at, str(e.threads.count))
-
-
-def step(e: Emission, node: Node, shift: str, count: str, partner: Callable[[str], str]) -> None:
-    """All pairs whose lower one has a zero digit at `shift`."""
-    memories = node.inputs[0], node.inputs[1], node.inputs[3]
-
-    def pair(number: str) -> None:
-        above = e.shr(number, shift)
-        inside = e.sub(number, e.shl(above, shift))
-        low = e.add(e.shl(e.shl(above, shift), 1), inside)
-        high = partner(low)
-        skip = e.label("skip")
-        e.put("bra", skip, guard=e.test("ge.s32", high, count))
-        first, second = (
-            tuple(element_at(e, memory, at, int32) for memory in memories) for at in (low, high)
-        )
-        e.put("bra", skip, guard=f"!{before(e, node, second, first)}")
-        for at, item in ((low, second), (high, first)):
-            for memory, register in zip(memories, item):
-                leave_at(e, memory, at, register)
-        e.place(skip)
-
-    each(e, count, pair)
-    e.shared.sync()
-
-
-def leave_at(e: Emission, memory: Node, at: str, register: str) -> None:
-    """Write an element at a number."""
-    where = f"[{element_address(e, memory, at, int32)}]"
-    write_run(e, where, store_form(memory), memory.dtype, [register], "")
-
-
-def before(e: Emission, node: Node, a: Item, b: Item) -> str:
-    """Whether one item comes before another; nan is larger than all numbers."""
-    dtype = node.inputs[0].dtype
-    small, large = (b[0], a[0]) if node.attrs["descending"] else (a[0], b[0])
-    less = rules.apply(e, "less", dtype, small, large)
-    same = rules.apply(e, "equal", dtype, a[0], b[0])
-    if dtype.is_float:
-        nan = [rules.apply(e, "not_equal", dtype, x, x) for x in (small, large)]
-        number = e.value("not.pred", nan[0])
-        less = e.value("or.pred", less, e.and_predicates(number, nan[1]))
-        same = e.value("or.pred", same, e.and_predicates(*nan))
-    sooner = rules.apply(e, "less", node.inputs[3].dtype, a[2], b[2])
-    return e.value("or.pred", less, e.and_predicates(same, sooner))

@@ -21,8 +21,9 @@ from ...tile.row import memory_of
 from .addresses import PIECE, Exchanged, lead_address, piece_offset
 from .element import widen_word
 from .emission import Emission
+from .moves import load_matrices
 from .shared import SWIZZLES
-from .write import braced, vector
+from .write import braced, several, vector
 
 WGMMA_TYPES = {
     bfloat16: ("bf16", 16),
@@ -86,7 +87,7 @@ def matrix_sparse(e: Emission, node: Node, kept: Node) -> None:
         raise InternalError("ptx.emit", f"no sparse product adds {a.type} to {total.type}")
     left = Operand(e, a, index[: ranks[0]], True, depth)
     right = Operand(e, b, index[ranks[0] : sum(ranks)], not trans_b, 2 * depth)
-    words = [w.new("b32") for _ in range(half // 32)]
+    words = several(w, "b32", half // 32)
     base = w.mad(e.threads.number, 4 * len(words), lead_address(e, kept, index[sum(ranks) :]))
     for at in range(0, len(words), 4):
         form, to = vector("ld.shared", "b32", words[at : at + 4])
@@ -130,7 +131,7 @@ def operand_words(e: Emission, node: Node) -> list[str]:
     blocks, odd = divmod(rows, 16 * warps[right])
     if odd or depth != DEPTH or node.dtype not in MATRIX_TYPES:
         raise InternalError("ptx.emit", f"{node.type} is no operand of {warps} warps")
-    return [e.new("b32") for _ in range(4 * blocks)]
+    return several(e, "b32", 4 * blocks)
 
 
 def load_operand(e: Emission, node: Node) -> None:
@@ -150,13 +151,12 @@ def load_operand(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
     base = lead_address(e, place, node.inputs[2:])
     near = Exchanged(e, e.add(base, lane_start(e, (right, warps), span, rows, k_rows)))
-    form = "ldmatrix.sync.aligned.m8n8.x4" + (".trans" if k_rows else "") + ".shared.b16"
     for number in range(len(words) // 4):
         along = number * 16 * warps[right]
         row, column = (start, along) if k_rows else (along, start)
         block, piece = divmod(column * type_.dtype.size // PIECE, span // PIECE)
         where = near.at(piece, row * span + block * rows * span)
-        e.put(form, braced(words[4 * number : 4 * number + 4]), where)
+        load_matrices(e, where, k_rows, into=words[4 * number : 4 * number + 4])
 
 
 def load_bytes(e: Emission, node: Node) -> None:
@@ -183,14 +183,13 @@ def load_bytes(e: Emission, node: Node) -> None:
 
     own = e.memo.once(("bytes", e.threads.number, span, rows, turned), make)
     near = Exchanged(e, e.add(lead_address(e, place, index), own))
-    form = "ldmatrix.sync.aligned.m8n8.x4" + (".trans" if turned else "") + ".shared.b16"
     for number in range(m // (16 * warps)):
         for deep in range(0, k, 32):
             row, column = number * 16 * warps, start + deep
             row, column = (column, row) if turned else (row, column)
             block, piece = divmod(column // PIECE, span // PIECE)
-            found = [e.new("b32") for _ in range(4)]
-            e.put(form, braced(found), near.at(piece, row * span + block * rows * span))
+            where = near.at(piece, row * span + block * rows * span)
+            found = load_matrices(e, where, turned)
             first = (number * k + deep) // 4
             for at, word in enumerate(found):
                 low = first + (2 * at if turned else at + 2 * (at // 2))

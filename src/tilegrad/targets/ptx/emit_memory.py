@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from ...core.dtype import DType, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, high
 from ...tile.bounds import Bounds
-from ...tile.row import memory_of
-from . import rules
+from ...tile.row import Touch, memory_of, moved_tile, touch_of
 from .addresses import addresses_of, load_form, store_form, uniform_address
+from .element import kind_of
 from .emission import Emission
 from .moves import Run, read_run, write_run
 from .spread import Spread
-from .write import Registers, vector
+from .write import Registers, several, vector
 
 READS, WRITES = ("load", "gather", "atomic_add"), ("store", "scatter", "atomic_add")
 PLAIN = ("load", "store")
@@ -57,9 +58,8 @@ def _way(e: Emission, node: Node) -> object:
     """How a plain op goes over a Memory; any other op goes its own way."""
     if node.op.name not in PLAIN:
         return node
-    value, first = (node, 1) if node.op.name == "load" else (node.inputs[1], 2)
-    index = node.inputs[first : first + len(node.inputs[0].shape)]
-    return index, node.attrs["axes"], e.values.spread_of(value)
+    touch = touch_of(node)
+    return touch.index, touch.axes, e.values.spread_of(moved_tile(node))
 
 
 def _private(e: Emission) -> set[Node]:
@@ -77,8 +77,8 @@ def _share(e: Emission, node: Node, memory: Node) -> object:
     """How a line of a place is shared out between threads, None where it is not known."""
     if node.op.name not in PLAIN or node.inputs[0] is not memory or len(memory.shape) != 1:
         return None
-    value, first = (node, 1) if node.op.name == "load" else (node.inputs[1], 2)
-    if len(value.shape) != 1 or e.bounds.divisor(node.inputs[first]) % value.shape[0]:
+    value, (start,) = moved_tile(node), touch_of(node).nodes
+    if len(value.shape) != 1 or e.bounds.divisor(start) % value.shape[0]:
         return None
     spread = e.values.spread_of(value)
     return None if e.plan.free(value) or spread.copies(e.threads.count) else spread
@@ -87,57 +87,66 @@ def _share(e: Emission, node: Node, memory: Node) -> object:
 # ---- moving Tiles ---------------------------------------------------------------------------
 
 
-def load_runs(
-    e: Emission,
-    addresses: Registers,
-    runs: list[Run],
-    form: str,
-    dtype: DType,
-    mask: Registers | None,
-    whole: bool = False,
-) -> Registers:
+@dataclass(frozen=True)
+class Reached:
+    """Where the registers of a Tile lie in memory, and which of them move."""
+
+    addresses: Registers
+    runs: list[Run]
+    mask: Registers | None
+    whole: bool  # no run is cut by the mask
+
+    @property
+    def plain(self) -> bool:
+        """Whether all runs can move as they are, each under one guard."""
+        return self.mask is None or self.whole or all(n == 1 for _, n in self.runs)
+
+    def single(self) -> Reached:
+        """The same element by element."""
+        return replace(self, runs=[(i, 1) for i in range(len(self.addresses))])
+
+
+def reached(e: Emission, touch: Touch, spread: Spread) -> Reached:
+    """A box as threads reach it; they meet before where another's access must come first."""
+    mask = None if touch.mask is None else e.values.get(touch.mask, spread)
+    access(e, touch.memory, touch.writes)
+    addresses, runs = addresses_of(e, touch, spread)
+    whole = touch.mask is not None and uncut(e.bounds, touch.mask, spread, runs)
+    return Reached(addresses, runs, mask, whole)
+
+
+def load_runs(e: Emission, at: Reached, form: str, dtype: DType) -> Registers:
     """Load all registers of a Spread; 0 where a mask does not hold."""
-    if mask is None or whole or all(n == 1 for _, n in runs):
-        guards = mask or [""] * len(addresses)
-        return [r for at, n in runs for r in read_run(e, addresses[at], form, dtype, n, guards[at])]
-    kind = rules.kind_of(dtype)
-    result = [e.new(kind) for _ in addresses]
-    with arms(e, mask) as otherwise:
-        e.move(result, load_runs(e, addresses, runs, form, dtype, None), kind)
+    if at.plain:
+        guards = at.mask or [""] * len(at.addresses)
+        runs = [(at.addresses[i], n, guards[i]) for i, n in at.runs]
+        return [r for where, n, guard in runs for r in read_run(e, where, form, dtype, n, guard)]
+    kind = kind_of(dtype)
+    result = several(e, kind, len(at.addresses))
+    with arms(e, at.mask or ()) as otherwise:
+        e.move(result, load_runs(e, replace(at, mask=None), form, dtype), kind)
         otherwise()
-        e.move(result, load_runs(e, addresses, _single(addresses), form, dtype, mask), kind)
+        e.move(result, load_runs(e, at.single(), form, dtype), kind)
     return result
 
 
 def store_runs(
-    e: Emission,
-    addresses: Registers,
-    runs: list[Run],
-    form: str,
-    dtype: DType,
-    registers: Registers,
-    mask: Registers | None,
-    owner: str,
-    whole: bool = False,
+    e: Emission, at: Reached, form: str, dtype: DType, registers: Registers, owner: str
 ) -> None:
     """Store all registers of a Spread."""
-    if mask is None or whole or all(n == 1 for _, n in runs):
-        for at, n in runs:
-            guard = owner if mask is None else e.threads.and_guards(mask[at], owner)
-            write_run(e, addresses[at], form, dtype, registers[at : at + n], guard)
+    if at.plain:
+        for i, n in at.runs:
+            guard = owner if at.mask is None else e.threads.and_guards(at.mask[i], owner)
+            write_run(e, at.addresses[i], form, dtype, registers[i : i + n], guard)
         return
-    with arms(e, mask) as otherwise:
-        store_runs(e, addresses, runs, form, dtype, registers, None, owner)
+    with arms(e, at.mask or ()) as otherwise:
+        store_runs(e, replace(at, mask=None), form, dtype, registers, owner)
         otherwise()
-        store_runs(e, addresses, _single(addresses), form, dtype, registers, mask, owner)
-
-
-def _single(addresses: Registers) -> list[Run]:
-    return [(i, 1) for i in range(len(addresses))]
+        store_runs(e, at.single(), form, dtype, registers, owner)
 
 
 @contextmanager
-def arms(e: Emission, mask: Registers) -> Iterator[Callable[[], None]]:
+def arms(e: Emission, mask: Sequence[str]) -> Iterator[Callable[[], None]]:
     """One arm for threads whose mask holds everywhere, another for the rest."""
     whole, *rest = dict.fromkeys(mask)
     for other in rest:
@@ -160,20 +169,14 @@ def arms(e: Emission, mask: Registers) -> Iterator[Callable[[], None]]:
 
 def load(e: Emission, node: Node) -> Registers:
     """A Tile at an index."""
-    memory, index = node.inputs[0], list(node.inputs[1:])
-    mask = index.pop() if node.attrs["masked"] else None
-    spread, type_ = e.plan.spread(node), memory_of(memory)
-    given = None if mask is None else e.values.get(mask, spread)
-    access(e, memory, writes=False)
-    addresses, runs = addresses_of(e, memory, index, spread, node.attrs["axes"])
-    form = ""
+    touch, spread = touch_of(node), e.plan.spread(node)
+    type_, found = memory_of(touch.memory), reached(e, touch, spread)
+    form = load_form(touch.memory)
     if (type_.scope, type_.use) == ("global", "constant"):
-        steps = [type_.element_strides()[axis] for axis in node.attrs["axes"]]
+        steps = [type_.element_strides()[axis] for axis in touch.axes]
         bytes_ = side_by_side(spread, steps) * type_.dtype.size
         form = constant_form(e, not 0 < high(bytes_) < LINE)
-    whole = mask is not None and uncut(e.bounds, mask, spread, runs)
-    found = load_runs(e, addresses, runs, form or load_form(memory), type_.dtype, given, whole)
-    return e.values.loaded(node, found)
+    return e.values.loaded(node, load_runs(e, found, form, type_.dtype))
 
 
 def constant_form(e: Emission, whole_lines: bool) -> str:
@@ -198,26 +201,21 @@ def side_by_side(spread: Spread, steps: Sequence[Size]) -> Size:
 
 def store(e: Emission, node: Node) -> None:
     """A Tile to an index."""
-    memory, value, index = node.inputs[0], node.inputs[1], list(node.inputs[2:])
-    mask = index.pop() if node.attrs["masked"] else None
+    memory, value = node.inputs[:2]
     spread = e.values.spread_of(value)
     registers = e.values.stored(value, spread)
-    given = None if mask is None else e.values.get(mask, spread)
-    access(e, memory, writes=True)
-    addresses, runs = addresses_of(e, memory, index, spread, node.attrs["axes"])
-    whole = mask is not None and uncut(e.bounds, mask, spread, runs)
-    form, owner = store_form(memory), e.threads.owner(spread)
-    store_runs(e, addresses, runs, form, memory.dtype, registers, given, owner, whole)
+    found, owner = reached(e, touch_of(node), spread), e.threads.owner(spread)
+    store_runs(e, found, store_form(memory), memory.dtype, registers, owner)
 
 
 def store_add(e: Emission, node: Node) -> None:
     """A Tile added to what lies at an index."""
-    memory, value, index = node.inputs[0], node.inputs[1], node.inputs[2:]
+    memory, value = node.inputs[:2]
     if memory.dtype is not float32:
         raise InternalError("ptx.emit", f"no addition of tiles of {memory.dtype}")
     spread = e.values.spread_of(value)
     registers, owner = e.values.get(value, spread), e.threads.owner(spread)
-    addresses, runs = addresses_of(e, memory, index, spread, node.attrs["axes"])
+    addresses, runs = addresses_of(e, touch_of(node), spread)
     for at, count in runs:
         form, given = vector("red.relaxed.gpu.global.add", "f32", registers[at : at + count])
         e.put(form, addresses[at], given, guard=owner)

@@ -16,15 +16,15 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import product
 from ...tile.row import memory_of
-from . import rules
 from .addresses import by_matrix, lead_address, matrix_rows, place_runs, row_address
+from .element import kind_of
 from .emission import Emission
 from .emit_barriers import barrier_address
 from .emit_matrix import operand_words, operands_of
-from .moves import offsets_of, packed, read_run, runs_of, unpacked, write_run
+from .moves import load_matrices, offsets_of, packed, read_run, runs_of, unpacked, write_run
 from .shared import SWIZZLES
 from .spread import Spread
-from .write import Registers, braced, vector
+from .write import Registers, braced, several, vector
 
 HELD = {"read_place", "write_place", "send"}  # what a place held by threads allows
 
@@ -49,12 +49,12 @@ def register_tile(e: Emission, node: Node) -> None:
         e.placed.registers[node] = operand_words(e, node)
         e.placed.paired.add(node)
         return
-    spread, kind = e.plan.spread(node), rules.kind_of(node.dtype)
+    spread, kind = e.plan.spread(node), kind_of(node.dtype)
     count = len(spread.registers)
     if kind == "b16" and in_pairs(spread):
         e.placed.paired.add(node)
         kind, count = "b32", count // 2
-    e.placed.registers[node] = [e.new(kind) for _ in range(count)]
+    e.placed.registers[node] = several(e, kind, count)
 
 
 def in_pairs(spread: Spread) -> bool:
@@ -72,23 +72,19 @@ def read_place(e: Emission, node: Node) -> Registers:
     place, index = node.inputs[0], node.inputs[1:]
     if place in e.placed.registers:
         paired = place in e.placed.paired
-        kind = "b32" if paired else rules.kind_of(place.dtype)
+        kind = "b32" if paired else kind_of(place.dtype)
         found = [e.copy(kind, r) for r in e.placed.registers[place]]
         return unpacked(e, found, place.dtype) if paired else found
     spread = e.plan.spread(node)
     begin = row_address(e, place, node.attrs["rows"][0]) if node.attrs["rows"] else ""
     if by_matrix(e, place, spread):
-        found = []
-        for where, _ in matrix_rows(e, place, index, spread, begin):
-            words = [e.new("b32") for _ in range(4)]
-            e.put("ldmatrix.sync.aligned.m8n8.x4.shared.b16", braced(words), where)
-            found += unpacked(e, words, place.dtype)
-        return found
-    parts = {
-        run.first: read_run(e, run.where, "ld.shared", place.dtype, run.count)
-        for run in place_runs(e, place, index, spread, begin)
-    }
-    return [r for first in sorted(parts) for r in parts[first]]
+        rows = matrix_rows(e, place, index, spread, begin)
+        return [r for at, _ in rows for r in unpacked(e, load_matrices(e, at), place.dtype)]
+    return [
+        register
+        for where, _, count in place_runs(e, place, index, spread, begin)
+        for register in read_run(e, where, "ld.shared", place.dtype, count)
+    ]
 
 
 def write_place(e: Emission, node: Node) -> None:
@@ -99,7 +95,7 @@ def write_place(e: Emission, node: Node) -> None:
         if place in e.placed.paired:
             e.move(e.placed.registers[place], packed(e, registers, place.dtype), "b32")
         else:
-            e.move(e.placed.registers[place], registers, rules.kind_of(place.dtype))
+            e.move(e.placed.registers[place], registers, kind_of(place.dtype))
         return
     spread = e.values.spread_of(value)
     registers = e.values.get(value, spread)
@@ -109,9 +105,8 @@ def write_place(e: Emission, node: Node) -> None:
             e.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where, braced(words))
         return
     owner = e.threads.owner(spread)
-    for run in place_runs(e, place, index, spread):
-        part = registers[run.first : run.first + run.count]
-        write_run(e, run.where, "st.shared", place.dtype, part, owner)
+    for where, at, count in place_runs(e, place, index, spread):
+        write_run(e, where, "st.shared", place.dtype, registers[at : at + count], owner)
 
 
 # ---- stores to other programs -------------------------------------------------------------------
@@ -191,9 +186,8 @@ def send_one(e: Emission, node: Node, registers: Registers, spread: Spread) -> N
     owner, to = e.threads.owner(spread), e.values.index32(rank)
     landing = barrier_address(e, barrier, stage)
     start, landing = there(e, e.pointers[place], to), there(e, landing, to)
-    for run in place_runs(e, place, index, spread, start):
-        part = registers[run.first : run.first + run.count]
-        store_async(e, run.where, landing, part, owner)
+    for where, at, count in place_runs(e, place, index, spread, start):
+        store_async(e, where, landing, registers[at : at + count], owner)
 
 
 def there(e: Emission, address: str, rank: str) -> str:

@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from ...core.config import config
@@ -27,7 +26,7 @@ from ...core.errors import InternalError, TilegradError
 from ...runtime.buffer import Buffer, size_class
 from ...runtime.executable import Executable
 from ...runtime.launcher import Captured, Launcher, Operation, SlotCopy, Steps
-from ...runtime.profile import Profile, in_order
+from ...runtime.profile import Profile, measured
 from ...runtime.recipe import Recipe, Step
 from .context import Context, Event
 from .cuda_api import Recent, api, call
@@ -176,27 +175,25 @@ class CudaCaptured(Captured):
         device = self.device
         with device.lock:
             device.activate()
-            timed = LaunchGraph(device, self.operations, timed=True)
-            whole, times = [], []
-            for turn in range(runs + 1):  # the first does not count
-                restore()
-                start, stop = Event(device), Event(device)
-                start.record()
+            apart = LaunchGraph(device, self.operations, timed=True)
+
+            def whole() -> float:
+                start, stop = Event(device).record(), Event(device)
                 self.launch()
-                stop.record()
-                restore()
-                timed.launch()
+                return 1e6 * stop.record().seconds_since(start)
+
+            def each() -> list[float]:
+                apart.launch()
                 device.synchronize()
-                if turn:
-                    whole.append(1e6 * stop.seconds_since(start))
-                    times.append(timed.times())
+                empty, *times = apart.times()
+                return [max(0.0, taken - empty) for taken in times]
+
+            how = "events between kernels of a graph, none overlapping, an event's cost taken off"
+            about, parts = (name, device.name, how), map(self.described, self.operations)
             restore()
-        empty = median([taken[0] for taken in times])
-        us = [max(0.0, median(several) - empty) for several in zip(*[t[1:] for t in times])]
-        parts = map(self.described, self.operations)
-        records = in_order((n, r, t, b, f) for (n, r, b, f), t in zip(parts, us))
-        how = "events between the kernels of a graph, none overlapping, an event's cost taken off"
-        return Profile(name, device.name, how, records, median(whole))
+            whole()  # the first ones do not count
+            each()
+            return measured(about, parts, runs, restore, whole, each)
 
 
 @dataclass
@@ -225,10 +222,9 @@ def _is_symbolic(entry: Entry) -> bool:
 # ---- graphs -------------------------------------------------------------------------------------
 
 
-def run_directly(
-    device: Context, operations: Iterable[Operation], after_kernel: bool = False
-) -> None:
-    """Put operations on the stream one by one; `after_kernel`: what comes before is ours."""
+def run_directly(device: Context, operations: Iterable[Operation]) -> None:
+    """Put operations on the stream one by one."""
+    after_kernel = False
     for operation in operations:
         put(device, operation, after_kernel, captured=False)
         after_kernel = operation.prepared is not None

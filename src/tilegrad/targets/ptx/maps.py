@@ -55,68 +55,63 @@ def shape_of(map_: TensorMap, symbols: Mapping[str, int] | None = None) -> Shape
     strides = tuple(int(evaluate(s, known)) for s in reversed(map_.strides))
     box = tuple(int(b) for b in reversed(map_.box))
     item = map_.dtype.size
-    _check_shape(map_, sizes, strides, box, item)
     bytes = tuple(s * item for s in strides[1:])
-    _check_strides(map_, sizes, bytes)
-    return (
-        DATA_TYPES[map_.dtype.name],
-        item,
-        sizes,
-        bytes,
-        box,
-        SWIZZLES[map_.swizzle],
-    )
+    _check(map_, sizes, strides, box, bytes)
+    return DATA_TYPES[map_.dtype.name], item, sizes, bytes, box, SWIZZLES[map_.swizzle]
 
 
-def _check_shape(
-    map_: TensorMap, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], item: int
+def _check(
+    map_: TensorMap,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    bytes: Sequence[int],
 ) -> None:
-    rank = len(sizes)
-    if not 1 <= rank <= RANK_LIMIT or len(strides) != rank or len(box) != rank:
-        raise _refusal(
-            map_,
+    """Refuse what the hardware does not take."""
+    rank, row = len(sizes), (*box, 0)[0] * map_.dtype.size
+    limits = (
+        (
+            1 <= rank <= RANK_LIMIT and len(strides) == rank and len(box) == rank,
             f"1 to {RANK_LIMIT} axes, as many strides and box sizes",
             f"{rank} sizes, {len(strides)} strides, box {map_.box}",
-        )
-    if map_.dtype.name not in DATA_TYPES:
-        raise _refusal(map_, "a dtype of 1, 2, 4 or 8 bytes", map_.dtype)
-    if map_.swizzle not in SWIZZLES:
-        raise _refusal(map_, f"a swizzle of {tuple(SWIZZLES)} bytes", map_.swizzle)
-    if any(not 1 <= s <= SIZE_LIMIT for s in sizes):
-        raise _refusal(map_, f"sizes from 1 to {SIZE_LIMIT}", tuple(reversed(sizes)))
-    if any(not 1 <= b <= BOX_LIMIT for b in box):
-        raise _refusal(map_, f"box sizes from 1 to {BOX_LIMIT}", map_.box)
-    if strides[0] != 1:
-        raise _refusal(map_, "an innermost stride of 1", strides[0])
-    row = box[0] * item
-    if row % 16:
-        raise _refusal(map_, "an innermost box size that is a multiple of 16 bytes", f"{row} bytes")
-    if map_.swizzle and row > map_.swizzle:
-        raise _refusal(
-            map_,
+        ),
+        (map_.dtype.name in DATA_TYPES, "a dtype of 1, 2, 4 or 8 bytes", map_.dtype),
+        (map_.swizzle in SWIZZLES, f"a swizzle of {tuple(SWIZZLES)} bytes", map_.swizzle),
+        (
+            all(1 <= s <= SIZE_LIMIT for s in sizes),
+            f"sizes from 1 to {SIZE_LIMIT}",
+            tuple(reversed(sizes)),
+        ),
+        (
+            all(1 <= b <= BOX_LIMIT for b in box),
+            f"box sizes from 1 to {BOX_LIMIT}",
+            map_.box,
+        ),
+        (strides[:1] == (1,), "an innermost stride of 1", strides[:1]),
+        (row % 16 == 0, "an innermost box size that is a multiple of 16 bytes", f"{row} bytes"),
+        (
+            not map_.swizzle or row <= map_.swizzle,
             f"an innermost box size of at most the swizzle's {map_.swizzle} bytes",
             f"{row} bytes",
-        )
-
-
-def _check_strides(map_: TensorMap, sizes: Sequence[int], bytes: Sequence[int]) -> None:
-    for axis, stride in enumerate(bytes, 1):
-        if stride % 16 or not 0 <= stride < STRIDE_LIMIT:
-            raise _refusal(
-                map_,
+        ),
+        *(
+            (
+                stride % 16 == 0 and 0 <= stride < STRIDE_LIMIT,
                 f"strides that are multiples of 16 bytes, under {STRIDE_LIMIT}",
-                f"{stride} bytes at axis {len(sizes) - 1 - axis}",
+                f"{stride} bytes at axis {rank - 1 - axis}",
             )
-
-
-def _refusal(map_: TensorMap, expected: str, got: object) -> UserError:
-    return UserError(
-        f"a tensor map cannot describe parameter {map_.parameter}",
-        op="tensor map",
-        expected=expected,
-        got=got,
-        hint="pad the sizes, or use a Plan that loads without bulk tensor copies",
+            for axis, stride in enumerate(bytes, 1)
+        ),
     )
+    for holds, expected, got in limits:
+        if not holds:
+            raise UserError(
+                f"a tensor map cannot describe parameter {map_.parameter}",
+                op="tensor map",
+                expected=expected,
+                got=got,
+                hint="pad the sizes, or use a Plan that loads without bulk tensor copies",
+            )
 
 
 # ---- encoding -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ...core.dtype import DType, int4, int8
 from .element import kind_of, wrap
 from .spread import Spread
-from .write import Registers, Writer, braced, vector
+from .write import Registers, Writer, braced, halves_of, several, vector
 
 Run = tuple[int, int]  # first register, count
 
@@ -59,7 +59,7 @@ def read_run(
             return [_from_bits(w, one, dtype)]
         return split(w, w.value("cvt.u32.u16", one), dtype, count)
     kind = "b64" if dtype.size == 8 else "b32"
-    words = [w.new(kind) for _ in range(bytes_ // (8 if dtype.size == 8 else 4))]
+    words = several(w, kind, bytes_ // (8 if dtype.size == 8 else 4))
     if guard:
         w.move(words, ["0"] * len(words), kind)
     form, value = vector(form, kind, words)
@@ -83,6 +83,16 @@ def write_run(
     w.put(form, where, value, guard=guard)
 
 
+def load_matrices(
+    w: Writer, where: str, turned: bool = False, count: int = 4, into: Sequence[str] = ()
+) -> Registers:
+    """Words of 8 x 8 matrices in shared memory, whose rows the lanes point at."""
+    words = list(into) or several(w, "b32", count)
+    form = f"ldmatrix.sync.aligned.m8n8.x{len(words)}" + (".trans" if turned else "")
+    w.put(f"{form}.shared.b16", braced(words), where)
+    return words
+
+
 def packed(w: Writer, registers: Sequence[str], dtype: DType) -> Registers:
     """Elements in words of at least 32 bits."""
     if dtype.size >= 4:
@@ -101,9 +111,7 @@ def unpacked(w: Writer, words: Sequence[str], dtype: DType) -> Registers:
 def split(w: Writer, word: str, dtype: DType, count: int) -> Registers:
     """The elements packed in a 32-bit word."""
     if dtype.size == 2:
-        halves = [w.new("b16"), w.new("b16")]
-        w.put("mov.b32", braced(halves), word)
-        return halves[:count]
+        return halves_of(w, word)[:count]
     found = []
     for i in range(count):
         part = w.value("bfe.u32", word, str(8 * i), "8")

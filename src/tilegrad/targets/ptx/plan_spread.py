@@ -24,7 +24,7 @@ from ...ir.types import Memory, Shape, Tile, product
 from ...tile.bounds import Bounds, divisor_of
 from ...tile.build import Body
 from ...tile.placed import apart
-from ...tile.row import memory_of
+from ...tile.row import Touch, memory_of, moved_tile, touch_of
 from .spread import (
     SCALAR,
     Spread,
@@ -45,13 +45,8 @@ DERIVED = ("broadcast", "reshape", "transpose")
 NEAR = 1 << 18  # elements of a Memory that caches keep
 
 
-@dataclass
-class Relation:
-    """`to` can be derived from `source` by `make`."""
-
-    source: Node
-    to: Node
-    make: Callable[[Spread], Spread]
+Make = Callable[[Spread], Spread]
+Relation = tuple[Node, Node, Make]  # the second can be derived from the first
 
 
 @dataclass
@@ -231,67 +226,61 @@ class SpreadPlan:
             self._wish(node).scanned = node.attrs["axis"]
         elif name in ("reduce", "extract"):
             axis = node.attrs.get("axis", 0)
-            self.relations.append(Relation(x, node, lambda s: s.drop(axis)))
+            self._relate(x, node, lambda s: s.drop(axis))
             if name == "reduce" and self._holds(x):
                 self._wish(x).reduced.add(axis)
         elif name == "stack_rows":
             self._join(*node.inputs)
             count = len(node.inputs)
-            self.relations.append(Relation(x, node, lambda s: s.stack(count)))
+            self._relate(x, node, lambda s: s.stack(count))
         elif name == "part":
             start, shape, own = node.attrs["start"], node.attrs["shape"], x.shape
-            self.relations.append(Relation(x, node, lambda s: s.part(start, shape)))
-            self.relations.append(Relation(node, x, lambda s: s.whole(start, own)))
+            self._relate(x, node, lambda s: s.part(start, shape))
+            self._relate(node, x, lambda s: s.whole(start, own))
         elif name == "transpose":
             order = node.attrs["order"]
             back = [order.index(i) for i in range(len(order))]
-            self.relations.append(Relation(x, node, lambda s: s.permute(order)))
-            self.relations.append(Relation(node, x, lambda s: s.permute(back)))
+            self._relate(x, node, lambda s: s.permute(order))
+            self._relate(node, x, lambda s: s.permute(back))
         elif name == "reshape":
             to, own = node.shape, x.shape
-            self.relations.append(Relation(x, node, lambda s: s.reshape(to)))
-            self.relations.append(Relation(node, x, lambda s: s.reshape(own)))
+            self._relate(x, node, lambda s: s.reshape(to))
+            self._relate(node, x, lambda s: s.reshape(own))
         elif name == "broadcast":
-            self.relations.append(Relation(node, x, lambda s: broadcast_source(s, x.shape)))
+            self._relate(node, x, lambda s: broadcast_source(s, x.shape))
+
+    def _relate(self, source: Node, to: Node, make: Make) -> None:
+        self.relations.append((source, to, make))
 
     def _memory(self, node: Node) -> None:
-        name = node.op.name
-        if name == "load":
-            tiles = [node, *(node.inputs[-1:] if node.attrs["masked"] else ())]
-        elif name == "store":
-            tiles = [node.inputs[1], *(node.inputs[-1:] if node.attrs["masked"] else ())]
-        elif name == "store_add":
-            tiles = [node.inputs[1]]
-        elif name == "gather":
-            tiles = [node, *node.inputs[1:]]
-        else:
-            tiles = [*node.inputs[1:], node]
+        name, touch = node.op.name, touch_of(node)
+        moved = (moved_tile(node), touch.offsets, touch.mask, node)
+        tiles = [tile for tile in moved if tile is not None]
         self._join(*tiles)
         size = max(1, node.inputs[0].dtype.size)
         for t in tiles:
             if self._holds(t):
                 self._wish(t).size = min(size, self._wish(t).size)
         if self._holds(tiles[0]) and name in ("load", "store") and far(node.inputs[0]):
-            own = Wish(together=self._together(node), moved={size: size * 8**self.depth})
+            own = Wish(together=self._together(touch), moved={size: size * 8**self.depth})
             self._wish(tiles[0]).merge(own)
         held = next((t for t in tiles if self._holds(t)), None)
         if name in ("load", "store") and held is not None:
-            strides = node.inputs[0].type.element_strides()  # type: ignore[union-attr]
-            for axis, along in enumerate(node.attrs["axes"]):
+            strides = memory_of(touch.memory).element_strides()
+            for axis, along in enumerate(touch.axes):
                 if strides[along] == 1:
                     votes = self._wish(held).inner
                     votes[axis] = votes.get(axis, 0) + 1
 
-    def _together(self, node: Node) -> int:
+    def _together(self, touch: Touch) -> int:
         """How many neighbours an access moves at once at most; 0 where 16 bytes are aligned."""
-        type_, first = memory_of(node.inputs[0]), 1 if node.op.name == "load" else 2
+        type_ = memory_of(touch.memory)
         most = max(1, 16 // max(1, type_.dtype.size))
         found = most
-        for axis, stride in enumerate(type_.element_strides()):
+        for axis, (stride, index) in enumerate(zip(type_.element_strides(), touch.nodes)):
             step = divisor_of(stride)
-            if axis in node.attrs["axes"]:
+            if axis in touch.axes:
                 found = math.gcd(found, step) if step != 1 else found
-            index = node.inputs[first + axis]
             found = math.gcd(found, step * self.bounds.divisor(index))
         return 0 if found == most else found
 
@@ -368,17 +357,17 @@ class SpreadPlan:
         while progress:
             progress, left = False, []
             for relation in relations:
-                if self.free(relation.to) or relation.to.shape == ():
+                source, to, make = relation
+                if self.free(to) or to.shape == ():
                     continue
-                to = self._find(relation.to)
+                source, to = self._find(source), self._find(to)
                 if to in self.anchors:
                     continue
-                source = self._find(relation.source)
                 if source not in self.anchors:
                     left.append(relation)
                     continue
                 try:
-                    self.anchors[to] = relation.make(self.anchors[source])
+                    self.anchors[to] = make(self.anchors[source])
                     progress = True
                 except InternalError:
                     pass  # cannot be derived: it takes the default and is moved where it is used

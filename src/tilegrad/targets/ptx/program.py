@@ -53,16 +53,9 @@ class Entry:
 
     def to_text(self) -> str:
         """The Entry as JSON."""
-        record = {
-            "name": self.name,
-            "arguments": [_written(*a) for a in self.arguments],
-            "grid": [size_text(s) for s in self.grid],
-            "threads": self.threads,
-            "shared_bytes": self.shared_bytes,
-            "cluster": list(self.cluster),
-            "dependent": self.dependent,
-        }
-        return json.dumps(record)
+        arguments = [_written(*a) for a in self.arguments]
+        grid = [size_text(s) for s in self.grid]
+        return json.dumps({**vars(self), "arguments": arguments, "grid": grid})
 
     @staticmethod
     def from_text(text: str) -> Entry:
@@ -74,34 +67,22 @@ class Entry:
         return Entry(**record)
 
 
+SIZED = ("sizes", "strides")  # of a TensorMap
+
+
 def _written(kind: str, value: Any) -> list[Any]:
     """An argument as JSON."""
     if kind in ("pointer", "symbol"):
         return [kind, value]
     if kind != "map":
         raise InternalError("ptx program", f"unknown kind of argument {kind!r}")
-    return [
-        kind,
-        {
-            "parameter": value.parameter,
-            "dtype": value.dtype.name,
-            "sizes": [size_text(s) for s in value.sizes],
-            "strides": [size_text(s) for s in value.strides],
-            "box": list(value.box),
-            "swizzle": value.swizzle,
-        },
-    ]
+    sizes = {name: [size_text(s) for s in getattr(value, name)] for name in SIZED}
+    return [kind, {**vars(value), "dtype": value.dtype.name, **sizes}]
 
 
 def _read(kind: str, value: Any) -> tuple[str, Any]:
     if kind != "map":
         return kind, value
-    sizes, strides = (tuple(read_size(s) for s in value[name]) for name in ("sizes", "strides"))
-    return kind, TensorMap(
-        value["parameter"],
-        dtype_of(value["dtype"]),
-        sizes,
-        strides,
-        tuple(value["box"]),
-        value["swizzle"],
-    )
+    sizes = {name: tuple(read_size(s) for s in value[name]) for name in SIZED}
+    given = {**value, **sizes, "dtype": dtype_of(value["dtype"]), "box": tuple(value["box"])}
+    return kind, TensorMap(**given)

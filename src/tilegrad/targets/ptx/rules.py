@@ -14,20 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
-from ...tile import functions
+from ...tile import division, functions
 from ...tile.numeric import COMBINE, FUNCTIONS
 from ...tile.scope import Element, Rare, multiply_add, polynomial, where
-from . import division
+from .division import by_literal
 from .element import (
-    bitcast,
-    constant,
     convert,
-    convert_pair,
     kind_of,
     literal,
     logic,
@@ -41,17 +39,6 @@ from .element import (
     wrap,
 )
 from .write import Writer
-
-__all__ = [
-    "apply",
-    "bitcast",
-    "combine",
-    "constant",
-    "convert",
-    "convert_pair",
-    "kind_of",
-    "literal",
-]
 
 Row = Callable[..., str]
 F32, F64 = dtypes.float32, dtypes.float64
@@ -67,7 +54,7 @@ def apply(w: Writer, name: str, dtype: DType, *inputs: str, near: bool = False) 
     if row is None:
         raise InternalError("ptx.rules", f"no row for {name}")
     if not all(x.startswith("%") for x in inputs) and dtype is not dtypes.int4:
-        return division.by_literal(w, row, name, dtype, *inputs)
+        return by_literal(w, row, name, dtype, *inputs)
     direct = name in ON_BITS or (dtype.bits == 16 and name in EXTREMES)
     if dtype.is_float and dtype.bits < 32 and not direct:
         result = row(w, F32, *[widen(w, dtype, x) for x in inputs])
@@ -216,18 +203,32 @@ def _mend(
     w.place(end)
 
 
-def _function(
-    function: Callable[..., Element], of_integers: Row | None = None, near: bool = False
-) -> Row:
-    """A row that is written over Elements; integers may have one of their own."""
+def _function(function: Callable[..., Element], near: bool = False) -> Row:
+    """A row that is written over Elements."""
 
     def row(w: Writer, d: DType, *inputs: str) -> str:
-        if of_integers is not None and not d.is_float:
-            return of_integers(w, d, *inputs)
         machine = Machine(w, near)
         return str(function(*[Element(machine, i, d) for i in inputs]).held)
 
     return row
+
+
+def _by_kind(of_floats: Row, of_integers: Row) -> Row:
+    """A row of floats, and another one of integers."""
+    return lambda w, d, *x: (of_floats if d.is_float else of_integers)(w, d, *x)
+
+
+def _integers(function: Callable[..., Element]) -> Row:
+    """A division of integers."""
+
+    def raw(name: str, a: Element, b: Element) -> Element:
+        m, d, kind = a.machine, a.dtype, name[0]
+        assert isinstance(m, Machine)
+        given = [unsigned(m.writer, d, x.held) if kind == "u" else x.held for x in (a, b)]
+        found = m.writer.value(f"{name[1:]}.{kind}{max(16, d.bits)}", *given)
+        return Element(m, wrap(m.writer, d, found), d)
+
+    return _function(partial(function, raw))
 
 
 def _raw(form: str, x: Element, *numbers: float) -> Element:
@@ -303,6 +304,9 @@ def _arithmetic(form: str, boolean: str = "", integer: str = "") -> Row:
     return row
 
 
+_divide = _by_kind(_arithmetic("div"), _integers(division.divide))
+
+
 def _rounding(direction: str) -> Row:
     """To a whole number; integers are whole already."""
 
@@ -324,20 +328,6 @@ def _absolute(w: Writer, d: DType, x: str) -> str:
     if d.is_float and d.bits < 32:
         return w.value("and.b16", x, str((1 << (d.bits - 1)) - 1))
     return typed(w, d, "abs", x) if d.kind in ("float", "int") else x
-
-
-def _sign(w: Writer, d: DType, x: str) -> str:
-    """1, -1, or x itself: nan and signed zeros stay."""
-    if d.kind == "bool":
-        return x
-    if d.kind == "uint":
-        return w.value(f"min.{type_of(d)}", x, "1")
-    zero, one, minus = (literal(v, d) for v in (0, 1, -1))
-    if d.kind == "int":
-        low = w.value(f"min.{type_of(d)}", x, one)
-        return w.value(f"max.{type_of(d)}", low, minus)
-    low = select(w, d, test(w, d, "lt", x, zero), minus, x)
-    return select(w, d, test(w, d, "gt", x, zero), one, low)
 
 
 def _extreme(form: str) -> Row:
@@ -457,7 +447,7 @@ ROWS: dict[str, Row] = {
     "absolute": _absolute,
     "square_root": _arithmetic("sqrt"),
     "reciprocal": _arithmetic("rcp"),
-    "sign": _sign,
+    "sign": _function(functions.sign),
     "floor": _rounding("rmi"),
     "ceil": _rounding("rpi"),
     "round": _rounding("rni"),
@@ -466,13 +456,14 @@ ROWS: dict[str, Row] = {
     "add": _arithmetic("add", boolean="or"),
     "subtract": _arithmetic("sub", boolean="xor"),
     "multiply": _arithmetic("mul", boolean="and", integer="mul.lo"),
-    "divide": division.divide,
-    "floor_divide": _function(functions.floor_divide, division.floor_divide),
-    "remainder": _function(functions.remainder, division.remainder),
-    "fmod": _function(functions.fmod, division.fmod),
-    "unsigned_divide": division.unsigned_division("div"),
-    "unsigned_remainder": division.unsigned_division("rem"),
-    "power": _function(functions.power, _power),
+    "divide": _divide,
+    **{
+        name: _by_kind(_function(getattr(functions, name)), _integers(getattr(division, name)))
+        for name in ("floor_divide", "remainder", "fmod")
+    },
+    "unsigned_divide": _integers(division.unsigned_divide),
+    "unsigned_remainder": _integers(division.unsigned_remainder),
+    "power": _by_kind(_function(functions.power), _power),
     "maximum": _extreme("max"),
     "minimum": _extreme("min"),
     "bit_and": _bitwise("and"),
@@ -498,7 +489,7 @@ ROWS: dict[str, Row] = {
     "quick_exp2": _single("ex2.approx.ftz.f32", _exp2),
     "quick_reciprocal": _single("rcp.approx.ftz.f32", _arithmetic("rcp")),
     # within 2 units of the last place over the whole range
-    "quick_divide": _single("div.full.ftz.f32", division.divide),
+    "quick_divide": _single("div.full.ftz.f32", _divide),
     "tanh": _single(_function(_tanh), _function(functions.tanh)),
 }
 ROWS = {**{name: _function(getattr(functions, name)) for name in FUNCTIONS}, **ROWS}

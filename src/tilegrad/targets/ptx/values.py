@@ -18,12 +18,12 @@ from ...tile.bounds import Bounds, near_angle
 from ...tile.row import constant_of
 from . import rules
 from .division import DIVISIONS
-from .element import cut_pair, uncut
+from .element import bitcast, constant, convert, convert_pair, cut_pair, literal, uncut
 from .moves import split
 from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
 from .shared import Shared
 from .spread import SCALAR, Spread, blocked
-from .write import Registers, braced
+from .write import Registers, braced, halves_of
 
 
 class Values:
@@ -123,7 +123,7 @@ class Values:
         """A free value in a Spread."""
         name = node.op.name
         if name == "constant":
-            value = rules.constant(self.w, node.attrs["value"], self.dtype(node))
+            value = constant(self.w, node.attrs["value"], self.dtype(node))
             return [value] * len(spread.registers)
         if name == "iota":
             return self.positions(spread, 0, self.dtype(node))
@@ -151,7 +151,7 @@ class Values:
             else:
                 register = self.w.add(part, at[axis]) if at[axis] else part
             if dtype is not int32:
-                register = rules.convert(self.w, int32, dtype, register)
+                register = convert(self.w, int32, dtype, register)
             found[at[axis]] = register
         return [found[at[axis]] for at in spread.registers]
 
@@ -223,19 +223,17 @@ class Values:
             return None
         if source is float8_e4m3 and to is float32:  # by way of halves
             halves = self.pairs_of(source, float16, registers)
-            return halves and [rules.convert(self.w, float16, to, half) for half in halves]
+            return halves and [convert(self.w, float16, to, half) for half in halves]
         return self.pairs_of(source, to, registers) if to.size == 2 else None
 
     def pairs_of(self, source: DType, to: DType, registers: Registers) -> Registers | None:
         """Neighbours as 16-bit registers, converted two at a time; None where one cannot be."""
         result: Registers = []
         for low, high in zip(registers[::2], registers[1::2]):
-            packed = rules.convert_pair(self.w, source, to, low, high)
+            packed = convert_pair(self.w, source, to, low, high)
             if packed is None:
                 return None
-            first, second = self.w.new("b16"), self.w.new("b16")
-            self.w.put("mov.b32", braced((first, second)), packed)
-            result += [first, second]
+            result += halves_of(self.w, packed)
         return result
 
     def cast_cut(self, node: Node, spread: Spread) -> Registers | None:
@@ -262,10 +260,10 @@ class Values:
             if held[0] is int32 and of is int64 and node.dtype is int64:
                 return self.resize(operands[0], int32, result)
             same = held[0] is result
-            return operands[0] if same else rules.convert(w, held[0], result, operands[0])
+            return operands[0] if same else convert(w, held[0], result, operands[0])
         if name == "bitcast":
             wide = self.widened(node.inputs, operands)
-            return rules.bitcast(w, of, node.dtype, wide[0])
+            return bitcast(w, of, node.dtype, wide[0])
         if name == "repeat_bits":
             return w.value("mov.b32", braced((operands[0], operands[0])))
         if of is not int64:
@@ -284,7 +282,7 @@ class Values:
         if node.op.name in DIVISIONS:
             divisor = constant_of(node.inputs[1])
             if divisor is not None:
-                found[1] = rules.literal(divisor, dtype)
+                found[1] = literal(divisor, dtype)
         return found
 
     def widened(self, nodes: tuple[Node, ...], operands: tuple[str, ...]) -> Registers:

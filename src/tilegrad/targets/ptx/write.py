@@ -164,3 +164,15 @@ class Writer:
             for kind, count in self.counts.items()
             if count
         ]
+
+
+def several(w: Writer, kind: str, count: int) -> Registers:
+    """Some fresh registers."""
+    return [w.new(kind) for _ in range(count)]
+
+
+def halves_of(w: Writer, word: str) -> Registers:
+    """The two halves of a word."""
+    halves = several(w, "b16", 2)
+    w.put("mov.b32", braced(halves), word)
+    return halves
