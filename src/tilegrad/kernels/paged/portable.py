@@ -31,7 +31,6 @@ def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) ->
     """(tokens, heads, value_width) as q, of what a step has: scales for a cache of 8 bits alone,
     sinks where there are some."""
     q, keys, values, table = (given[name] for name in ("q", "keys", "values", "table"))
-    lengths, query_starts = given["lengths"], given["query_starts"]
     tokens, heads, width = q.shape
     key_heads, page, value_width = keys.shape[1], keys.shape[2], values.shape[3]
     group = heads // key_heads
@@ -39,14 +38,7 @@ def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) ->
     token, head = tile.grid(tokens, key_heads)
     holes = Holes(x, {}, 0, 0, exact=True)
     rows, block = padded(group), padded(page)
-    here = tile.cast(token, int32)
-    request, seen = tile.full((), 0, int32), tile.full((), 0, int32)
-    for number in tile.range(0, lengths.shape[0]):
-        start, stop = (tile.load(query_starts[number + i]) for i in range(2))
-        mine = (start <= here) & (here < stop)
-        request = tile.where(mine, tile.cast(number, int32), request)
-        known = lengths[number] - (stop - here) + 1
-        seen = tile.where(mine, known, seen)
+    request, seen = request_of(token, given["lengths"], given["query_starts"])
     first = tile.full((), 0, int32)
     if window:
         first = tile.maximum(seen - window, first)
@@ -83,6 +75,20 @@ def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) ->
         found = found * factors[1]
     found = tile.cast(found, q.dtype)  # of the group's heads alone: no other program has them
     tile.store(out, (token, head * group, 0), found, mask=mine[:, None], unique=True)
+
+
+@tile.function
+def request_of(token: Any, lengths: Any, query_starts: Any) -> tuple[Any, Any]:
+    """The request of a token, and how many keys it sees."""
+    here = tile.cast(token, int32)
+    request, seen = tile.full((), 0, int32), tile.full((), 0, int32)
+    for number in tile.range(0, lengths.shape[0]):
+        start, stop = (tile.load(query_starts[number + i]) for i in range(2))
+        mine = (start <= here) & (here < stop)
+        request = tile.where(mine, tile.cast(number, int32), request)
+        known = lengths[number] - (stop - here) + 1
+        seen = tile.where(mine, known, seen)
+    return request, seen
 
 
 def padded(size: int) -> int:
