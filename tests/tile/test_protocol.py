@@ -177,7 +177,7 @@ ACCEPTED = (
 
 def count(trace: list) -> int:
     """Events of a trace."""
-    return sum(len(events) for _, roles in trace for _, events in roles)
+    return sum(len(events) for item in trace if item[0] == "roles" for _, events in item[1])
 
 
 def test_clusters() -> None:

@@ -36,8 +36,9 @@ def arrivals(body: Body, scenario: int = 0, whole: bool = False) -> list[int]:
     trace = skeleton.trace(skeleton.scenarios()[scenario], whole)
     return [
         next(iter(values.values()))
-        for _, roles in trace
-        for node, values in roles[0][1]
+        for item in trace
+        if item[0] == "roles"
+        for node, values in item[1][0][1]
         if node.op.name == "arrive"
     ]
 

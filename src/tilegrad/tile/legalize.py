@@ -303,7 +303,7 @@ def _block(into: Pieces, block: Block) -> None:
 
 def _node(into: Pieces, node: Node) -> None:
     name = node.op.name
-    if name not in WALKED and not any(into.large(x) for x in (node, *node.inputs)):
+    if name not in ALL_SIZES and not any(into.large(x) for x in (node, *node.inputs)):
         inputs = tuple(into.values[i] for i in node.inputs)
         into.values[node] = into.b.add(node.with_inputs(inputs))
     elif name in HANDLERS:
@@ -390,7 +390,7 @@ def _get(into: Pieces, node: Node) -> None:
     """Nothing: set by its loop or branch."""
 
 
-WALKED = ("loop", "branch", "allocate", "get")  # with small values too
+ALL_SIZES = ("loop", "branch", "allocate", "get")  # rows for small values too
 HANDLERS: dict[str, Callable[[Pieces, Node], None]] = emitters(sys.modules[__name__])
 HANDLERS["atomic_add"] = _gather  # of the placed level too
 

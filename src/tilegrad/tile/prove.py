@@ -36,6 +36,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import prod
+from typing import Any
 
 from ..core.errors import InternalError, UserError
 from ..core.target import Target
@@ -49,7 +50,7 @@ from .happening import event
 from .ordering import Order, Role
 from .row import Touch, effects_of, is_place, touches_of
 from .scalars import deciding
-from .skeleton import Event, Part, Scenario, Skeleton, TooLong, computable
+from .skeleton import Event, Scenario, Skeleton, TooLong, computable
 
 ENOUGH = 4_000  # events, after which only the first and last programs are run
 
@@ -145,9 +146,24 @@ def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) 
     return list(order.findings.values())
 
 
-def _run(order: Order, traces: list[list[Part]]) -> bool:
+Part = tuple[list[Event], list[tuple[Node, list[Event]]]]
+
+
+def _parts(trace: list[Any]) -> list[Part]:
+    """A trace cut behind each set of roles: the program's events, then those of the roles."""
+    found: list[Part] = [([], [])]
+    for item in trace:
+        if item[0] == "roles":
+            found[-1] = (found[-1][0], item[1])
+            found.append(([], []))
+        else:
+            found[-1][0].append(item)
+    return found
+
+
+def _run(order: Order, traces: list[list[Any]]) -> bool:
     """Run all ranks' events, up to roles, then these, and so on; False after a deadlock."""
-    for parts in zip_longest(*traces, fillvalue=([], [])):
+    for parts in zip_longest(*map(_parts, traces), fillvalue=([], [])):
         mains = [_Turn(order.roles[rank, None], events) for rank, (events, _) in enumerate(parts)]
         if not _schedule(order, mains):
             return False

@@ -36,7 +36,6 @@ from .scalars import (
 )
 
 Event = tuple[Node, dict[Node, Any]]
-Part = tuple[list[Event], list[tuple[Node, list[Event]]]]  # the program's, then those of its roles
 MOST_EVENTS = 60_000
 WATCHED = {*COMPARES, *EXTREMES}
 
@@ -138,8 +137,8 @@ class Skeleton(Scalars):
             return self.periods
         return Periods(self, scenario)
 
-    def trace(self, scenario: Scenario, whole: bool = False) -> list[Part]:
-        """Events of the program and of its roles."""
+    def trace(self, scenario: Scenario, whole: bool = False) -> list[Any]:
+        """Events of the program; a ('roles', [(Node, events)...]) stands where roles run."""
         periods = self.periods_of(scenario)
         kept = set(periods.repeating)
         while True:
@@ -170,27 +169,24 @@ class _Run:
         self.values: dict[Node, Any] = {
             node: STEADY[node.op.name](scenario, node.attrs) for node in skeleton.steady
         }
-        self.parts: list[Part] = [([], [])]
         self.count = 0
         self.signs: list[int] = []
         self.extremes: list[tuple[Node, int]] = []
 
-    def start(self) -> list[Part]:
+    def start(self) -> list[Any]:
         """Run the Body."""
-        self.block(self.skeleton.body.block, self.parts[0][0])
-        self.skeleton.events += sum(
-            len(events) for own, roles in self.parts for events in (own, *(r[1] for r in roles))
+        events: list[Any] = []
+        self.block(self.skeleton.body.block, events)
+        self.skeleton.events += len(events) + sum(
+            len(done) for item in events if item[0] == "roles" for _, done in item[1]
         )
-        return self.parts
+        return events
 
-    def block(self, block: Block, out: list[Event]) -> None:
+    def block(self, block: Block, out: list[Any]) -> None:
         """Run what matters of a Block."""
         v, scalars, before = self.values, self.skeleton.scalars, ""
         for node in self.skeleton.steps[block]:
             name = node.op.name
-            if before == "role" != name:
-                self.parts.append(([], []))
-                out = self.parts[-1][0]
             if name == "loop":
                 self.loop(node, out)
             elif name == "branch":
@@ -198,9 +194,7 @@ class _Run:
                 self.block(chosen, out)
                 v[node] = [v.get(r) for r in chosen.results]
             elif name == "role":
-                events: list[Event] = []
-                self.parts[-1][1].append((node, events))
-                self.block(node.blocks[0], events)
+                self.role(node, out, before == "role")
             else:
                 if node in scalars:
                     out.append((node, {n: v[n] for n in scalars[node]}))
@@ -230,7 +224,15 @@ class _Run:
         else:
             self.extremes.append((node, sign))
 
-    def loop(self, node: Node, out: list[Event]) -> None:
+    def role(self, node: Node, out: list[Any], joins: bool) -> None:
+        """Trace a role, which may run at the same time as the one before."""
+        events: list[Any] = []
+        self.block(node.blocks[0], events)
+        if not joins:
+            out.append(("roles", []))
+        out[-1][1].append((node, events))
+
+    def loop(self, node: Node, out: list[Any]) -> None:
         """Run a loop, leaving out the middle of a long one that repeats."""
         v, block = self.values, node.blocks[0]
         i, stop = v[node.inputs[0]], v[node.inputs[1]]
