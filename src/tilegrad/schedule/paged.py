@@ -62,14 +62,6 @@ def queries_of(node: Node, most: bool = False) -> int:
     return node.attrs["queries"] or max(1, high(x.tokens) // requests)
 
 
-def seconds_of(node: Node, target: Target) -> float:
-    """The roofline of attention over all pages that a request may have."""
-    x = shape_of(node)
-    keys = min(high(x.most_pages), high(x.pages)) * x.page
-    flops = 2 * high(x.tokens) * keys * x.heads * (x.width + x.value_width)
-    return roofline_of(node, target, flops)
-
-
 # ---- attention ----------------------------------------------------------------------------------
 
 
@@ -84,9 +76,13 @@ class Attention(Chosen):
         raise InternalError("schedule.paged", f"{self.name} has no kernel")
 
     def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
-        """The one Plan, or why there is none."""
-        found = self.kernels(node, shape_of(node), target)
-        return found if isinstance(found, str) else [Offer(seconds_of(node, target))]
+        """The one Plan, by the roofline over all pages that a request may have, or why there is
+        none."""
+        x = shape_of(node)
+        found = self.kernels(node, x, target)
+        keys = min(high(x.most_pages), high(x.pages)) * x.page
+        flops = 2 * high(x.tokens) * keys * x.heads * (x.width + x.value_width)
+        return found if isinstance(found, str) else [Offer(roofline_of(node, target, flops))]
 
     def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
