@@ -175,10 +175,11 @@ class Vectors:
     @tile.function
     def copy(self, name: str, head: Any, first: Any, count: Any, place: Any) -> None:
         """place[r, :] = token first + r."""
+        n = self.plan.lanes
         for r in tile.range(0, count, bounds=(0, place.shape[0] - 1)):
             token = self.source.place(name, head, first + r)
-            for d in range(0, self.source.width(name), self.plan.lanes):
-                tile.store(place, (r, d), self.source.line(token, d, self.plan.lanes), axes=(1,))
+            for d in range(0, self.source.width(name), n):
+                place[r, d : d + n] = self.source.line(token, d, n)
 
     @tile.function
     def take_transposed(self, name: str, head: Any, first: Any, place: Any) -> None:
