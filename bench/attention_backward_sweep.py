@@ -29,7 +29,9 @@ from typing import Any
 from tilegrad.core.dtype import bfloat16, dtype_of
 from tilegrad.core.target import H200
 from tilegrad.kernels.attention.backward import attention_backward
-from tilegrad.kernels.attention.backward_plan import BackwardPlan, choose, why_not
+from tilegrad.kernels.attention.plan import BackwardPlan
+from tilegrad.kernels.attention.plan import backward_why_not as why_not
+from tilegrad.kernels.attention.plan import choose_backward as choose
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble
 from tilegrad.targets.ptx.emit import emit

@@ -26,9 +26,8 @@ from tilegrad.core.target import H200
 from tilegrad.graph import paged_reference
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.backward import attention_backward
-from tilegrad.kernels.attention.backward_plan import BackwardPlan
 from tilegrad.kernels.attention.forward import wide_attention
-from tilegrad.kernels.attention.plan import AttentionPlan
+from tilegrad.kernels.attention.plan import AttentionPlan, BackwardPlan
 from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
@@ -226,7 +225,7 @@ def forward(x: AttentionShape, plan: AttentionPlan) -> Steps:
     body = wide_attention(x, plan, more=more)
     names = [n for n, _ in parameters(x, more)]
     given["out"] = np.full(x.sizes("out"), np.nan, np.float32).astype(x.dtype.numpy)
-    given["lse"] = np.full(x.rows, np.nan, np.float32)
+    given["lse"] = np.full(x.sizes("lse"), np.nan, np.float32)
     bound = 2 * STEP[x.dtype] * max(1.0, float(np.abs(exact.v).max()))
     return Steps(
         [(body, names)],

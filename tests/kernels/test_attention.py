@@ -106,7 +106,7 @@ def numbers(x: AttentionShape, more: tuple[Array, ...], seed: int = 0) -> list[A
         for n in ("q", "k", "v")
     ]
     out = np.full(x.sizes("out"), np.nan, np.float32).astype(x.dtype.numpy)
-    return [*given, *more, out, np.full(x.rows, np.nan, np.float32)]
+    return [*given, *more, out, np.full(x.sizes("lse"), np.nan, np.float32)]
 
 
 def attention(x: AttentionShape, plan: AttentionPlan, more: tuple[Array, ...] = ()) -> Body:

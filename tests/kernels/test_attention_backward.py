@@ -31,7 +31,9 @@ from tilegrad.graph.interpret import philox
 from tilegrad.ir.symbol import combine, evaluate, symbol
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.backward import attention_backward
-from tilegrad.kernels.attention.backward_plan import BackwardPlan, choose, why_not
+from tilegrad.kernels.attention.plan import BackwardPlan
+from tilegrad.kernels.attention.plan import backward_why_not as why_not
+from tilegrad.kernels.attention.plan import choose_backward as choose
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit

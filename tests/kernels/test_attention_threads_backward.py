@@ -166,7 +166,7 @@ def test_against_float64(name: str) -> None:
 def test_backward_of_a_graph_takes_it() -> None:
     x = one_head(queries=40, keys=40, band=CAUSAL)
     given = [build.input_(x.sizes(n), x.dtype) for n in ("q", "k", "v", "out")]
-    given += [build.input_(x.rows, float32) for _ in range(2)]
+    given += [build.input_(x.sizes("lse"), float32) for _ in range(2)]
     attrs = {"scale": x.scale, "band": x.band, "softcap": 0.0, "dropout": 0.0, "extras": ()}
     node = ops.attention_backward(*given, **attrs, orders=x.orders, wanted=())
     schedule = schedule_for(given, build.items(node), A100, ())

@@ -31,7 +31,7 @@ from tilegrad.graph import paged_reference
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
 from tilegrad.kernels.paged.attention import attend
-from tilegrad.kernels.paged.call import attention_callee, list_callee
+from tilegrad.kernels.paged.call import called, listed
 from tilegrad.kernels.paged.shape import FIELDS, PagedPlan, PagedShape, choose, why_not
 from tilegrad.kernels.paged.work import combine_parts, work_list
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
@@ -428,7 +428,7 @@ def test_callees(label: str) -> None:
     x, plan, lengths, queries = CASES[label]
     step = make_step(x, lengths, queries)
     for again in (False, True):
-        makers = [list_callee(x, plan), attention_callee(x, plan)]
+        makers = [called(work_list, x, plan), called(listed, x, plan)]
         if again:
             makers = [parse_callee(c.to_text()) for c in makers]
         (items,) = makers[0].interpret(step.lengths, step.starts)

@@ -20,7 +20,7 @@ from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.paged.call import mixed_callee
+from tilegrad.kernels.paged.call import called, mixed
 from tilegrad.kernels.paged.prefill import FEW_NEW_TOKENS, choose, prefill, why_not
 from tilegrad.kernels.paged.prefill import tile_list as tiles_body
 from tilegrad.kernels.paged.shape import FIELDS, PagedShape
@@ -212,7 +212,7 @@ def test_called_by_a_graph(label: str) -> None:
     many = choose(x, H200)
     assert many is not None
     given = (*given, tiles_of(step, x, many, FEW_NEW_TOKENS))
-    callee = mixed_callee(x, few, replace(many, programs=3))
+    callee = called(mixed, x, few, replace(many, programs=3))
     assert [t.shape for t in callee.types("read")] == [g.shape for g in given]
     agree(step, parse_callee(callee.to_text()).interpret(*given)[0][0])
     for body, _ in callee.launches:

@@ -29,7 +29,7 @@ from tilegrad.core.target import H200
 from tilegrad.graph import paged_reference as reference
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.append import HeadNorms, Rotary
-from tilegrad.kernels.paged.call import short_callee
+from tilegrad.kernels.paged.call import called
 from tilegrad.kernels.paged.shape import (
     PagedPlan,
     PagedShape,
@@ -350,7 +350,7 @@ def test_callee(label: str) -> None:
     """As a Graph calls it, read back from its text too; the Body is what the scheduler takes."""
     x, plan, rotary, _, _ = CASES[label]
     for again in (False, True):
-        callee = short_callee(x, plan, rotary)
+        callee = called(step_attend, x, plan, rotary)
         if again:
             callee = parse_callee(callee.to_text())
         step = step_of(label)

@@ -104,35 +104,14 @@ class PagedCache:
         """What a layer's keys and values are multiplied with, if they have 8 bits."""
         return self.scales[layer] if self.scales else None
 
-    def append(
-        self,
-        layer: int,
-        q: Any,
-        k: Any,
-        v: Any,
-        table: Any,
-        lengths: Any,
-        query_starts: Any,
-        **rotation: Any,
-    ) -> Tensor:
-        """Put a layer's new keys and values, rotated, into their pages; gives q rotated. How they
-        turn (frequencies, interleaved, factor) is as `paged_append` says."""
-        where = (table, lengths, query_starts)
+    def append(self, layer: int, q: Any, k: Any, v: Any, *where: Any, **rotation: Any) -> Tensor:
+        """Put a layer's new keys and values, rotated, into their pages; gives q rotated. `where`
+        are table, lengths and query_starts; how they turn (frequencies, interleaved, factor) is as
+        `paged_append` says."""
         return self._changed(paged_append, layer, (q, k, v), where, rotation)
 
-    def step(
-        self,
-        layer: int,
-        q: Any,
-        k: Any,
-        v: Any,
-        table: Any,
-        lengths: Any,
-        query_starts: Any,
-        **how: Any,
-    ) -> Tensor:
+    def step(self, layer: int, q: Any, k: Any, v: Any, *where: Any, **how: Any) -> Tensor:
         """`append` and `attend` at once: attention of the new tokens; see `paged_step`."""
-        where = (table, lengths, query_starts)
         return self._changed(paged_step, layer, (q, k, v), where, how)
 
     def _changed(self, function: Any, layer: int, new: Any, where: Any, how: Any) -> Tensor:
@@ -150,12 +129,10 @@ class PagedCache:
             before.assign(now)
         return found
 
-    def attend(
-        self, layer: int, q: Any, table: Any, lengths: Any, query_starts: Any, **how: Any
-    ) -> Tensor:
-        """Attention of q (tokens, heads, width) over a layer's pages; options as `paged_attention`
-        has them."""
-        cache, where = (self.keys[layer], self.values[layer]), (table, lengths, query_starts)
+    def attend(self, layer: int, q: Any, *where: Any, **how: Any) -> Tensor:
+        """Attention of q (tokens, heads, width) over a layer's pages; `where` as for `append`,
+        options as `paged_attention` has them."""
+        cache = self.keys[layer], self.values[layer]
         return paged_attention(q, *cache, *where, scales=self.scales_of(layer), **how)
 
 

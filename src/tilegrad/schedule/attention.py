@@ -25,7 +25,7 @@ from ..graph.attention_types import ATTRS, sizes
 from ..ir.node import Node
 from ..ir.symbol import high
 from ..ir.types import Array, Memory
-from ..kernels.attention.shape import AttentionShape
+from ..kernels.attention.shape import AttentionShape, backward_parameters, parameters
 from ..tile.build import Body
 from .family import Bodies, Family, Made, Offer, roofline
 from .region import Region
@@ -86,7 +86,8 @@ class VectorAttention(AttentionFamily):
 
     def kernels(self, node: Node, x: AttentionShape, target: Target) -> str | Writer:
         """See `AttentionFamily`."""
-        from ..kernels.attention_cpu import decode, gradients, score_tiles
+        from ..kernels.attention_cpu import decode, score_tiles
+        from ..kernels.attention_cpu.source import Source
 
         if x.dtype not in DTYPES:
             return f"no kernel for {x.dtype.name}"
@@ -95,19 +96,22 @@ class VectorAttention(AttentionFamily):
         more = memories(node)
 
         def forward(wanted: set[int], name: str) -> list[Body]:
-            few = decode.choose(x, target)
-            if few is not None:
-                return decode.decode(x, more, few, name, decode.parts_of(x, target), 1 in wanted)
-            return [score_tiles.forward(x, more, score_tiles.choose(x, target), name, 1 in wanted)]
+            given = parameters(x, more, ("out", "lse") if 1 in wanted else ("out",))
+            plan = decode.choose(x, target)
+            if plan is not None:
+                source, parts = Source(x, plan.lanes), decode.parts_of(x, target)
+                return decode.streamed(source, given, x.batch, plan, name, parts)
+            plan = score_tiles.choose(x, target)
+            return [score_tiles.Forward(Source(x, plan.lanes), given, plan, name).build()]
 
         def backward(wanted: set[int], name: str) -> list[Body]:
-            plan = gradients.choose(x, target)
-            sides = (({0}, "q", ("dq",)), ({1, 2}, "kv", ("dk", "dv")))
-            return [
-                gradients.backward(x, more, plan, f"{name}_{side}", gives)
-                for numbers, side, gives in sides
-                if wanted & numbers
-            ]
+            plan, bodies = score_tiles.choose(x, target, backward=True), []
+            for numbers, kind in zip(({0}, {1, 2}), score_tiles.BACKWARD):
+                if wanted & numbers:
+                    given = backward_parameters(x, more, kind.results)
+                    own = f"{name}_{kind.side}"
+                    bodies.append(kind(Source(x, plan.lanes), given, plan, own).build())
+            return bodies
 
         return forward if node.op is ops.attention else backward
 
@@ -121,7 +125,7 @@ class ThreadAttention(AttentionFamily):
         if forward and invariant():
             return "invariant: its Plan depends on the number of queries"
         if target.asynchronous_units:
-            return _unit_forward(x, target, more) if forward else _unit_backward(x, more)
+            return (_unit_forward if forward else _unit_backward)(x, target, more)
         if not target.matrix_units(x.dtype, x.dtype):
             return f"{target.name} has no matrix units for {x.dtype}"
         from ..kernels.attention import threads
@@ -149,14 +153,14 @@ def _unit_forward(x: AttentionShape, target: Target, more: Sequence[Memory]) -> 
     return plan.why_not(x) or (write if any(plan.plans(x, target)) else NO_PLAN)
 
 
-def _unit_backward(x: AttentionShape, more: Sequence[Memory]) -> str | Writer:
-    from ..kernels.attention import backward, backward_plan
+def _unit_backward(x: AttentionShape, target: Target, more: Sequence[Memory]) -> str | Writer:
+    from ..kernels.attention import backward, plan
 
     def write(wanted: set[int], name: str) -> list[Body]:
-        plan = backward_plan.choose(x, config().determinism == "fast")
-        return backward.attention_backward(x, plan, more, name)
+        chosen = plan.choose_backward(x, config().determinism == "fast")
+        return backward.attention_backward(x, chosen, more, name)
 
-    return backward_plan.why_not(x) or write
+    return plan.backward_why_not(x) or write
 
 
 def memories(node: Node) -> list[Memory]:

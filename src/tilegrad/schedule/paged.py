@@ -111,11 +111,11 @@ class ListAttention(Attention):
         plan = choose(x, target, queries_of(node))
 
         def write(inputs: Sequence[Node], near: Surroundings) -> list[Node]:
-            from ..kernels.paged.call import attention_callee
+            from ..kernels.paged.call import called, listed
 
             others, lengths, starts = _apart(x, inputs)
             shared = _work(x, plan, lengths, starts, near)
-            return near.call(*others, *shared, callee=attention_callee(x, plan))[:1]
+            return near.call(*others, *shared, callee=called(listed, x, plan))[:1]
 
         return (CUT_KEYS if invariant() else why_not(x, plan)) or write
 
@@ -140,22 +140,21 @@ def _apart(x: PagedShape, inputs: Sequence[Node]) -> tuple[list[Node], Node, Nod
 def _work(
     x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
 ) -> list[Node]:
-    """The list of a step, and zeros that programs count in if they join parts; the same Nodes for
-    all layers that differ in nothing that the list depends on."""
-    from ..kernels.paged.call import list_callee
+    """The list of a step, and zeros that programs count in if they join parts."""
+    from ..kernels.paged.work import work_list
 
-    items = _listed(list_callee(_plain(x), plan), lengths, starts, near)
+    items = _listed(near, lengths, starts, work_list, x, plan)
     counters = build.full((plan.item_rows(x), x.key_heads), 0, int32)
     return [items, counters] if plan.joined else [items]
 
 
-def _plain(x: PagedShape) -> PagedShape:
-    """Without what no list depends on."""
-    return replace(x, scale=1.0, softcap=0.0, sinks=False)
+def _listed(near: Surroundings, lengths: Node, starts: Node, *list_of: Any) -> Node:
+    """The call of a list (its kernel, shape and Plan); the same Node for all layers that differ in
+    nothing that the list depends on."""
+    from ..kernels.paged.call import called
 
-
-def _listed(callee: KernelCallee, lengths: Node, starts: Node, near: Surroundings) -> Node:
-    """The call of a list."""
+    write, x, *plan = list_of
+    callee = called(write, replace(x, scale=1.0, softcap=0.0, sinks=False), *plan)
     callee.verdict = near.verdict
     return ops.call(lengths, starts, callee=callee)
 
@@ -167,7 +166,7 @@ class UnitPrefill(Attention):
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
         from ..kernels.paged import prefill
-        from ..kernels.paged.call import mixed_callee, tiles_callee
+        from ..kernels.paged.call import called, mixed
 
         least = prefill.FEW_NEW_TOKENS
         few = choose(x, target, below=least)
@@ -177,9 +176,9 @@ class UnitPrefill(Attention):
             assert many is not None
             (q, *others), lengths, starts = _apart(x, inputs)
             shared = _work(x, few, lengths, starts, near)
-            tiles = _listed(tiles_callee(_plain(x), many, least), lengths, starts, near)
+            tiles = _listed(near, lengths, starts, prefill.tile_list, x, many, least)
             given = (build.reshape(q, (1, *q.shape)), *others, *shared, tiles)
-            out = near.call(*given, callee=mixed_callee(x, few, many))[0]
+            out = near.call(*given, callee=called(mixed, x, few, many))[0]
             return [build.reshape(out, node.shape)]
 
         if invariant():
@@ -248,7 +247,7 @@ class AppendAttend(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch; nothing reads the queries but that attention."""
-        from ..kernels.paged.call import short_callee
+        from ..kernels.paged.call import called, step_attend
 
         attention = attention_of(node, near)
         assert attention is not None
@@ -256,7 +255,7 @@ class AppendAttend(Chosen):
         x = shape_of(attention)
         sinks = attention.inputs[-1:] if x.sinks else ()
         given = (*given[:-2], *sinks, *given[-2:])  # keys and values are the last
-        out, keys, values = near.call(*given, callee=short_callee(x, offer.plan, rotary))
+        out, keys, values = near.call(*given, callee=called(step_attend, x, offer.plan, rotary))
         near.joined[attention] = out
         return [out, keys, values]
 
@@ -269,10 +268,10 @@ class Append(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
-        from ..kernels.paged.call import append_callee
+        from ..kernels.paged.call import append, called
 
         x, (given, rotary) = shape_of(node), with_norms(node, inputs, near, target)
-        return near.call(*given, callee=append_callee(x, rotary, heads_each(x, target)))
+        return near.call(*given, callee=called(append, x, rotary, heads_each(x, target)))
 
 
 def with_norms(

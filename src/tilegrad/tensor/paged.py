@@ -57,7 +57,7 @@ def paged_attention(
     (a number or a Symbol) how many keys a request has at most: a wrong answer of the last two is
     undefined.
     """
-    given = _given(q, keys, values, table, lengths, query_starts, scales)
+    given = _given(scales, q, keys, values, table, lengths, query_starts)
     starts = given["query_starts"].dtype
     if starts is not dtypes.int32:  # it tells a Node's query_starts from its sinks
         raise DTypeError(
@@ -100,7 +100,7 @@ def paged_append(
     i + len(frequencies), or neighbours where `interleaved`; cosines and sines are multiplied by
     `factor`. Keys and values are written in place where they are donated.
     """
-    given = _given(q, keys, values, table, lengths, query_starts, scales)
+    given = _given(scales, q, keys, values, table, lengths, query_starts)
     speeds = lift(np.zeros(1, np.float32) if frequencies is None else frequencies)
     if speeds.ndim != 1:
         got = build.show(speeds.shape)
@@ -137,11 +137,9 @@ def paged_step(
     return paged_attention(q_rotated, keys, values, *pages, scales=scales, **how), keys, values
 
 
-def _given(
-    q: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, scales: Any
-) -> Given:
+def _given(scales: Any, *placed: Any) -> Given:
     """Arguments by the names that `graph.paged_types` has for them."""
-    given = dict(zip(PLACED, map(lift, (q, keys, values, table, lengths, query_starts))))
+    given = dict(zip(PLACED, map(lift, placed)))
     if scales is not None:
         found = cast(lift(scales), dtypes.float32)
         every = found.ndim == 1 and given["keys"].ndim == 4

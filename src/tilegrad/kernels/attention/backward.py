@@ -31,10 +31,10 @@ from ...ir.symbol import Size, ceil_divide, floor_divide, modulo
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of, size_of
-from .backward_plan import OWN, ROWS, BackwardPlan, columns_of, why_not
 from .holes import Holes
+from .plan import OWN, ROWS, BackwardPlan, backward_why_not, columns_of
 from .shape import AttentionShape, backward_parameters, memories, swizzled
-from .softmax import and_masks, first_of, line, times
+from .softmax import and_masks, clamped, first_of, line, times
 from .tile_order import block_at, block_count, corner
 
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
@@ -47,7 +47,7 @@ def attention_backward(
     name: str = "attention_backward",
 ) -> list[Body]:
     """All launches; parameters as `backward_parameters` names them, and `sums` between launches."""
-    why = why_not(x, plan)
+    why = backward_why_not(x, plan)
     if why:
         raise InternalError("kernels.attention.backward", f"{why}: {plan} for {x}")
     given = dict(backward_parameters(x, more))
@@ -193,7 +193,7 @@ class BackwardBody:
             begin = tile.maximum(self.first + before, 0)
         end = self.queries if self.of_keys else self.limit
         if after is not None:
-            end = tile.maximum(tile.minimum(end, self.first + after + ROWS), 0)
+            end = clamped(end, 0, self.first + after + ROWS)
         if self.data_says:  # nothing is looped over for tokens past the last
             count = self.limit if self.of_keys else self.queries
             end = end * tile.minimum(tile.maximum(count - self.first, 0), 1)

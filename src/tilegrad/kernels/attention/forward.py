@@ -67,8 +67,15 @@ class WideAttention:
             with tile.role("producer", 4, few):
                 self.producer()
             for own in range(self.halves):
-                with tile.role(f"consumer{own}", 4, registers):
-                    self.consumer(own)
+                with tile.role(f"consumer{own}", 4, registers):  # 64 queries of every tile
+                    if plan.dependent:
+                        tile.grid_dependency_wait()
+                        if plan.early:
+                            tile.grid_launch_dependents()
+                    Consumer(self, own).run()
+                    if plan.dependent and not plan.early:
+                        tile.grid_launch_dependents()
+                    tile.wait_copies(0)
         return self.b.finish((plan.programs,), plan=plan, **self.notes)
 
     # ---- places and copies ------------------------------------------------------------------
@@ -133,20 +140,6 @@ class WideAttention:
             nothing = Work(0, 1, 1, 1, holes, 0, self.x.queries, self.x.keys)
             self.load_queries(count, nothing)
             self.load(0, nothing, turn, 0)
-
-    # ---- consumers --------------------------------------------------------------------------
-
-    def consumer(self, own: int) -> None:
-        """64 queries of every tile."""
-        plan = self.plan
-        if plan.dependent:
-            tile.grid_dependency_wait()
-            if plan.early:
-                tile.grid_launch_dependents()
-        Consumer(self, own).run()
-        if plan.dependent and not plan.early:
-            tile.grid_launch_dependents()
-        tile.wait_copies(0)
 
 
 class Consumer(ConsumerRows):

@@ -20,7 +20,7 @@ from ...tile.trace import tracer
 from ...tile.value import TileValue, index_of
 from ..random import random_bits
 from .shape import AttentionShape
-from .softmax import LANES, LOG2_E, and_masks, first_of, line, within
+from .softmax import LANES, LOG2_E, and_masks, clamped, first_of, line, within
 
 ADDED = {"bias", "slopes"}  # what scores grow by
 
@@ -64,8 +64,8 @@ class Holes:
         """How many keys there are."""
         if "key_lengths" not in self.memory:
             return index_of(self.x.keys)
-        length = tile.cast(tile.load(self.memory["key_lengths"], (self.batch,), ()), int64)
-        length = tile.maximum(tile.minimum(length, index_of(self.x.keys)), 0)
+        length = tile.cast(self.memory["key_lengths"][self.batch], int64)
+        length = clamped(length, 0, index_of(self.x.keys))
         return tile.index(length, 0, high(self.x.keys))
 
     def tokens(self, name: str, token: Any, shape: tuple[int, ...], column: int = 0) -> Any:
@@ -89,7 +89,11 @@ class Holes:
         if not self.x.softcap:
             return s
         factor = self.x.scale / self.x.softcap
-        return tile.tanh(s * factor) if self.exact else quick_tanh(s, factor)
+        if self.exact:
+            return tile.tanh(s * factor)
+        # tanh(y) = 1 - 2 / (e**(2 y) + 1), off by 2**-22 or so
+        inverse = tile.quick_reciprocal(tile.quick_exp2(s * (2 * factor * LOG2_E)) + 1.0)
+        return tile.multiply_add(inverse, -2.0, 1.0)
 
     def slope(self, s: Any) -> Any | None:
         """By what `bent` grows with raw scores, but for the scale; None where that is 1."""
@@ -110,7 +114,7 @@ class Holes:
         elif self.summed:
             s = s * self.unit
         if "slopes" in more:
-            slope = tile.cast(tile.load(self.memory["slopes"], (self.head,), ()), dtype)
+            slope = tile.cast(self.memory["slopes"][self.head], dtype)
             s = tile.multiply_add(tile.cast(self.apart(s.shape, row, key), dtype), slope, s)
         return s
 
@@ -187,8 +191,7 @@ class Holes:
         """The exponent of 2 that every row's sum begins with; None where there are no sinks."""
         if "sinks" not in self.x.extras:
             return None
-        given = tile.load(self.memory["sinks"], (self.head,), ())
-        return tile.cast(given, self.x.sum_dtype) * LOG2_E
+        return tile.cast(self.memory["sinks"][self.head], self.x.sum_dtype) * LOG2_E
 
     # ---- bias and mask ----------------------------------------------------------------------
 
@@ -235,9 +238,3 @@ def turned(x: Any) -> Any:
 def steepness(bent: Any) -> Any:
     """By what bent scores grow with raw ones."""
     return tile.multiply_add(bent, -bent, 1.0)
-
-
-def quick_tanh(x: Any, factor: float) -> Any:
-    """tanh(factor * x) = 1 - 2 / (e**(2 factor x) + 1), off by 2**-22 or so."""
-    inverse = tile.quick_reciprocal(tile.quick_exp2(x * (2 * factor * LOG2_E)) + 1.0)
-    return tile.multiply_add(inverse, -2.0, 1.0)

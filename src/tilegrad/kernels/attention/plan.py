@@ -2,7 +2,12 @@
 
 A model of the time: matrix units and exponentials of a block of keys overlap as far as consumers
 let them; a tile has a fixed cost beside its blocks; programs take tiles in turns, and the
-slowest one ends the launch. Invariant: a chosen Plan is one that `why_not` takes.
+slowest one ends the launch.
+
+A program of the backward keeps ROWS tokens and loops over blocks of the other side; accumulators,
+scores and operands of two consumers of 64 tokens each share 240 registers a thread, which bounds
+the blocks. Invariant: a chosen Plan is one that `why_not` takes; `backward_why_not` is '' exactly
+where `attention_backward` gives Bodies that are right.
 """
 
 from __future__ import annotations
@@ -65,14 +70,14 @@ def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
 def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
     """Why the kernel does not take a case, or not with a Plan; '' where it does."""
     packed = "query_starts" in x.extras
-    if packed and {"bias", "mask"} & set(x.extras):
-        return unit_why_not(x) or "sequences one after another, with a bias or mask"
-    if plan is None:
-        return unit_why_not(x)
+    mixed = packed and {"bias", "mask"} & set(x.extras)
+    why = unit_why_not(x) or ("sequences one after another, with a bias or mask" if mixed else "")
+    if why or plan is None:
+        return why
     (rows, keys), value_width = plan.tile, padded(x.value_width)
     apart = not plan.staged and value_width != padded(x.width)
     rest = value_width % (plan.staged * plan.together) if plan.staged else 0
-    return unit_why_not(x) or first_wrong(
+    return first_wrong(
         (rows % 64 != 0 or rows // 64 not in REGISTERS, "1 to 3 consumers have 64 rows each"),
         (keys % 16 != 0 or not 16 <= keys <= 256, "a block has up to 256 keys, in sixteens"),
         (plan.stages < 2, "a ring has two stages or more"),
@@ -126,21 +131,6 @@ def sections(x: AttentionShape) -> list[int]:
     return sorted({*range(1, min(near, 8) + 1), *range(8, near + 1, 4), near, lanes})
 
 
-def blocks_of(x: AttentionShape, plan: AttentionPlan) -> np.ndarray:
-    """Blocks of keys of each tile of one pair of batch and head, by the tiles' order."""
-    rows, keys = plan.tile
-    first = np.arange(0, max(1, high(x.queries)), rows)
-    stop = np.full_like(first, high(x.keys))
-    start = np.zeros_like(first)
-    lowest, highest = x.band
-    if highest is not None:
-        stop = np.clip(np.minimum(first + rows, high(x.queries)) + high(highest), 0, stop)
-    if lowest is not None:
-        start = np.maximum(first + high(lowest), 0) // keys
-    found = np.maximum(-(-stop // keys) - start, 1)
-    return found[::-1] if highest is not None else found
-
-
 def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
     """Cycles of a launch, as the model sees it."""
     rows, keys = plan.tile
@@ -148,7 +138,17 @@ def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
     products = 2 * rows * keys * width / FLOPS
     rest = rows * keys / EXPONENTIALS + STEP_CYCLES
     step = max(products, rest) + (1 - HIDDEN[rows // 64]) * min(products, rest)
-    lanes, each = high(x.batch) * x.heads, blocks_of(x, plan)
+    # blocks of keys of each tile of one pair of batch and head, by the tiles' order
+    first = np.arange(0, max(1, high(x.queries)), rows)
+    stop, start = np.full_like(first, high(x.keys)), np.zeros_like(first)
+    lowest, highest = x.band
+    if highest is not None:
+        stop = np.clip(np.minimum(first + rows, high(x.queries)) + high(highest), 0, stop)
+    if lowest is not None:
+        start = np.maximum(first + high(lowest), 0) // keys
+    each = np.maximum(-(-stop // keys) - start, 1)
+    each = each[::-1] if highest is not None else each
+    lanes = high(x.batch) * x.heads
     count = min(lanes, max(64, plan.section))  # a longer list is more of the same
     work = ROW_CYCLES * rows + step * each
     group = max(1, min(plan.section, count))
@@ -196,3 +196,103 @@ def ordered(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
         plan,
     ]
     return next(p for p in tried if not why_not(x, p))
+
+
+# ---- backward -----------------------------------------------------------------------------------
+
+ROWS = 128  # tokens a program keeps
+OWN = 64  # of which a consumer has
+NEAR_BYTES = 24 << 20  # that caches keep while programs of a backward loop
+
+COSTLY = {"bias", "mask", "slopes", "key"}  # they need registers of their own
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """Choices: blocks that are looped over, rings, what a launch gives."""
+
+    queries: int = 64  # a block that programs of keys loop over
+    query_stages: int = 2
+    keys: int = 128  # a block that programs of queries loop over
+    key_stages: int = 2
+    late: bool = False  # products with p wait for ds: fewer registers, less at the same time
+    fast: bool = False  # programs of keys add up dq too, in no order; none of queries
+    apart: bool = False  # dk and dv by launches of their own: heads of more than 128
+    section: int = 1  # (batch, head) pairs whose programs are mixed, the longest first
+
+
+def spanned(width: int) -> int:
+    """Columns of a place that holds rows of so many elements: whole swizzled spans."""
+    return 32 * -(-width // 32)
+
+
+def columns_of(x: AttentionShape, plan: BackwardPlan) -> tuple[int, int]:
+    """Padded widths of queries and keys, and of values."""
+    width = spanned(x.width)
+    return (128 if plan.fast and width > 64 else width), spanned(x.value_width)
+
+
+def backward_bytes(x: AttentionShape, plan: BackwardPlan, side: str) -> int:
+    """About what a program of keys or of queries needs."""
+    wide = 2 * sum(columns_of(x, plan))
+    if side == "keys":
+        changes = 4 * ROWS * plan.queries if plan.fast else 0
+        return ROWS * wide + plan.query_stages * plan.queries * (wide + 8) + changes + 512
+    return ROWS * wide + plan.key_stages * plan.keys * wide + 512
+
+
+def accumulators(x: AttentionShape, plan: BackwardPlan) -> int:
+    """Registers of the sums of one consumer."""
+    width, value_width = (w // 2 for w in columns_of(x, plan))
+    return max(width, value_width) if plan.apart else width + value_width
+
+
+def backward_why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str:
+    """Why no Body can be right for a shape (with a Plan); '' where one can."""
+    why = unit_why_not(x, forward=False)
+    if why or plan is None:
+        return why
+    sides = ("keys",) if plan.fast else ("keys", "queries")
+    most = max(backward_bytes(x, plan, side) for side in sides)
+    odd = [b for b in (plan.queries, plan.keys) if b % 16 or not 16 <= b <= 256]
+    whole = 128 if columns_of(x, plan)[0] <= 64 else 64
+    unsummed = plan.apart or "query_starts" in x.extras
+    return first_wrong(
+        (odd, "blocks are multiples of 16 up to 256"),
+        (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
+        (plan.fast and unsummed, "no sums of sequences in a row, or of wide heads"),
+        (accumulators(x, plan) > 128, "accumulators do not fit the registers"),
+        (min(plan.query_stages, plan.key_stages) < 2, "a ring has two stages or more"),
+        (plan.section < 1, "programs of one head or more are mixed"),
+        (most > SHARED_BYTES, "the ring does not fit shared memory"),
+    )
+
+
+def choose_backward(x: AttentionShape, fast: bool = False) -> BackwardPlan:
+    """The Plan for a shape: wide blocks where accumulators leave registers for them."""
+    wide = max(spanned(x.width), spanned(x.value_width))
+    costly = len(COSTLY & set(x.extras)) + (x.softcap > 0)
+    if wide > 128:
+        plan = BackwardPlan(48, 2, 48, 2, apart=True)
+    elif costly > 1:
+        plan = BackwardPlan(32, 4, 64, 2)
+    elif costly:
+        plan = BackwardPlan(64 if wide <= 64 else 48, 3, 96, 2)
+    elif wide <= 64:
+        plan = BackwardPlan(128, 2, 128, 2, late=True)
+    else:
+        plan = BackwardPlan(64, 3, 128, 2)
+    if fast and wide <= 128 and "query_starts" not in x.extras and not costly:
+        block = 128 if spanned(x.width) <= 64 else 64
+        plan = replace(plan, queries=block, query_stages=2, late=block == 128, fast=True)
+    return replace(plan, section=backward_section(x))
+
+
+def backward_section(x: AttentionShape) -> int:
+    """How many heads' programs are mixed: where some go further than others, as many as what
+    they loop over stays near."""
+    if x.band == (None, None):
+        return 1
+    most = max(high(x.queries) * x.group, high(x.keys))
+    bytes_ = most * (x.width + x.value_width) * x.dtype.size
+    return max(1, min(high(x.batch) * x.key_heads, NEAR_BYTES // bytes_))

@@ -19,6 +19,7 @@ from ...ir.types import Memory
 from ...tile.build import BodyBuilder
 
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")
+ROWS = ("lse", "delta")  # what there is one of for each query
 STARTS = ("query_starts", "key_starts")  # extras of sequences that lie one after another
 Band = tuple[Size | None, Size | None]
 
@@ -58,7 +59,10 @@ class AttentionShape:
         return self.orders[("q", "k", "v", "out").index(name.removeprefix("d"))]
 
     def sizes(self, name: str) -> tuple[Size, ...]:
-        """The shape of q, k, v or out, in its order."""
+        """The shape of q, k, v, out or of a gradient, in its order; of lse and delta."""
+        if name in ROWS:
+            return (self.batch, self.heads, self.queries)
+        name = name.removeprefix("d")
         tokens = self.keys if name in "kv" else self.queries
         heads = self.key_heads if name in "kv" else self.heads
         width = self.value_width if name in ("v", "out") else self.width
@@ -81,11 +85,6 @@ class AttentionShape:
             return lowest is not None and high(self.queries + lowest - self.keys) > 0
         return highest is None or low(self.keys - (highest + self.queries)) < 0
 
-    @property
-    def rows(self) -> tuple[Size, ...]:
-        """The shape of what there is one of for each query: log-sum-exps."""
-        return (self.batch, self.heads, self.queries)
-
 
 def first_wrong(*wrong: tuple[Any, str]) -> str:
     """The first reason whose condition holds; '' where none does."""
@@ -106,22 +105,24 @@ def unit_why_not(x: AttentionShape, forward: bool = True) -> str:
 Parameters = list[tuple[str, Memory]]
 
 
-def parameters(x: AttentionShape, more: Sequence[Memory] = ()) -> Parameters:
-    """Names and types of a forward kernel's parameters: q, k, v, the extras, out, lse."""
-    made = [(name, Memory(x.sizes(name), x.dtype)) for name in ("q", "k", "v")]
-    made += list(zip(x.extras, more))
-    made.append(("out", Memory(x.sizes("out"), x.dtype, use="result")))
-    return [*made, ("lse", Memory(x.rows, x.sum_dtype, use="result"))]
+def _named(x: AttentionShape, names: Sequence[str], use: str = "value") -> Parameters:
+    dtypes = [x.sum_dtype if name in ROWS else x.dtype for name in names]
+    return [(n, Memory(x.sizes(n), dtype, use=use)) for n, dtype in zip(names, dtypes)]
 
 
-def backward_parameters(x: AttentionShape, more: Sequence[Memory] = ()) -> Parameters:
-    """q, k, v, dout, lse, delta, the extras; then dq, dk and dv."""
-    made = [(name, Memory(x.sizes(name), x.dtype)) for name in ("q", "k", "v")]
-    made.append(("dout", Memory(x.sizes("out"), x.dtype)))
-    made += [(name, Memory(x.rows, x.sum_dtype)) for name in ("lse", "delta")]
-    made += list(zip(x.extras, more))
-    results = [(f"d{name}", Memory(x.sizes(name), x.dtype, use="result")) for name in "qkv"]
-    return made + results
+def parameters(
+    x: AttentionShape, more: Sequence[Memory] = (), results: Sequence[str] = ("out", "lse")
+) -> Parameters:
+    """Names and types of a forward kernel's parameters: q, k, v, the extras, results."""
+    return [*_named(x, "qkv"), *zip(x.extras, more), *_named(x, results, "result")]
+
+
+def backward_parameters(
+    x: AttentionShape, more: Sequence[Memory] = (), results: Sequence[str] = ("dq", "dk", "dv")
+) -> Parameters:
+    """q, k, v, dout, lse, delta, the extras; then gradients."""
+    given = _named(x, ("q", "k", "v", "dout", *ROWS))
+    return [*given, *zip(x.extras, more), *_named(x, results, "result")]
 
 
 def swizzled(dtype: DType, *shape: int) -> Any:

@@ -32,6 +32,11 @@ def first_of(size: int, count: Any) -> Any:
     return line(size) < tile.cast(count, int32)
 
 
+def clamped(value: Any, least: Any, most: Any) -> Any:
+    """A number, brought within bounds."""
+    return tile.maximum(tile.minimum(value, most), least)
+
+
 def times(x: Any, factor: Any | None) -> Any:
     """A product; None is a factor of 1."""
     return x if factor is None else x * factor
@@ -106,28 +111,20 @@ def top_of(largest: Any, factor: float, guarded: bool) -> Any:
 
 def weights(scores: Any, factor: float, top: Any) -> Any:
     """2**(factor * scores - top)."""
-    minus = -top
-    return tile.quick_exp2(tile.multiply_add(scores, factor, minus))
+    return tile.quick_exp2(tile.multiply_add(scores, factor, -top))
 
 
-def finished(
-    sums: Any,
-    top: Any,
-    begun: Any | None,
-    grown: float = 1.0,
-    power: Callable[[Any], Any] = tile.quick_exp2,
-    inverse: Callable[[Any], Any] = tile.quick_reciprocal,
-) -> tuple[Any, Any, Any]:
+def finished(sums: Any, top: Any, begun: Any | None, grown: float = 1.0) -> tuple[Any, Any, Any]:
     """(what sums over values are multiplied by, sums, tops) of rows at their end, from their sums
     and tops (-inf where nothing was seen); `begun` is the exponent of what each sum began with."""
     shrink = None
     if begun is not None:
         most = tile.maximum(top, begun)
         safe = finite(most)
-        shrink = power(top - safe)
-        extra = power(begun - safe)
+        shrink = tile.quick_exp2(top - safe)
+        extra = tile.quick_exp2(begun - safe)
         sums, top = tile.multiply_add(sums, shrink, extra), most
-    over = times(inverse(some_sum(sums)), shrink)
+    over = times(tile.quick_reciprocal(some_sum(sums)), shrink)
     return over * grown if grown != 1.0 else over, sums, top
 
 

@@ -367,7 +367,7 @@ def thread_backward(*, x: AttentionShape, plan: WarpPlan, side: str, **memory: A
     """(dk, dv) or (dq,) of a side's tokens."""
     of_keys = side == "keys"
     names = ("dk", "dv") if of_keys else ("dq",)
-    given = [p for p in backward_parameters(x) if p[0] in names]
+    given = backward_parameters(x, (), names)
     block, lane = located(x, plan.tile[0], memory, given, of_keys)
     heads, group = (x.key_heads, x.group) if of_keys else (x.heads, 1)
     batch, head = tile.hold(lane // heads), tile.hold(lane % heads)

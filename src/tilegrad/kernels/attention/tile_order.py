@@ -20,6 +20,7 @@ from ...tile.value import index_of, size_of
 from .holes import Holes
 from .plan import AttentionPlan
 from .shape import AttentionShape
+from .softmax import clamped
 
 Memories = Mapping[str, Any]  # by the names of parameters
 Step = Callable[[Any, bool], None]
@@ -67,8 +68,8 @@ def seen_by(
         start = hold(tile.maximum(first + low, 0) // keys, "start")
     if high_ is not None:
         last = tile.minimum(first + rows, queries)
-        stop = tile.maximum(tile.minimum(stop, last + high_), 0)
-        plain = tile.maximum(tile.minimum(plain, first + high_ + 1), 0)
+        stop = clamped(stop, 0, last + high_)
+        plain = clamped(plain, 0, first + high_ + 1)
     count = hold(tile.maximum(tile.ceil_divide(stop, keys) - start, 1), "blocks")
     end, right, left = start + count, least, count
     if cuts:
@@ -110,18 +111,18 @@ class TileOrder:
 
     # ---- what masks cut ---------------------------------------------------------------------
 
+    def firsts(self, high: int) -> range:
+        """The last keys that tiles' first queries see, for all ways tiles lie to blocks of keys."""
+        return range(high, high + self.rows * self.keys, self.rows)
+
     def count_right(self) -> int:
         """The most blocks at a tile's right end that a mask cuts."""
+        rows, keys = self.rows, self.keys
         if self.high is None:
             return int(self.ends)
         if not isinstance(self.high, int):
-            return -(-(self.rows - 1) // self.keys) + 1
-        most = 1
-        for number in range(self.keys):
-            last = number * self.rows + self.rows + self.high
-            plain = number * self.rows + self.high + 1
-            most = max(most, -(-last // self.keys) - plain // self.keys)
-        return most
+            return -(-(rows - 1) // keys) + 1
+        return max(1, *(-(-(f + rows) // keys) - (f + 1) // keys for f in self.firsts(self.high)))
 
     def first_columns(self, own: int) -> int:
         """How many keys of the last block of a tile 64 of its queries see at most, if that is the
@@ -134,7 +135,7 @@ class TileOrder:
         if low(x.keys - (self.high + x.queries)) < 0:
             return keys
         found = set()
-        for first in range(self.high, self.high + rows * keys, rows):
+        for first in self.firsts(self.high):
             last = -(-(first + rows) // keys)
             if last != first // keys + 1:  # its first queries end in another block
                 return keys
@@ -148,14 +149,13 @@ class TileOrder:
         if self.high is None or ends[0] == ends[1]:
             return 0
         if isinstance(self.high, int):
-            firsts = range(self.high, self.high + self.rows * self.keys, self.rows)
-            if not any(
-                -(-(first + 64 * ends[0]) // self.keys) < -(-(first + 64 * ends[1]) // self.keys)
-                for first in firsts
-            ):
+            blocks = [
+                [-(-(f + 64 * end) // self.keys) for f in self.firsts(self.high)] for end in ends
+            ]
+            if blocks[0] == blocks[1]:
                 return 0
         last = tile.minimum(work.first + 64 * ends[0], work.queries)
-        stop = tile.maximum(tile.minimum(work.limit, last + self.high), 0)
+        stop = clamped(work.limit, 0, last + self.high)
         unseen = tile.maximum(work.start + work.count - tile.ceil_divide(stop, self.keys), 0)
         return tile.hold(tile.minimum(unseen, work.count - 1), "skip")
 
@@ -201,28 +201,21 @@ class TileOrder:
 
     def locate(self, number: Any) -> Work:
         """A tile by its number."""
-        x, hold = self.x, tile.hold
+        x, hold, back = self.x, tile.hold, self.high is not None  # the last queries see most
         if self.packed:
-            return self.locate_packed(number)
+            place, head = hold(number // self.lanes, "place"), hold(number % self.lanes, "head")
+            sequence, first, spans = block_at(x, self.memory, place, self.rows, back=back)
+            (start, queries), (key_start, limit) = spans["query"], spans["key"]
+            holes = Holes(x, self.memory, 0, head, query_start=start, key_start=key_start)
+            return self.blocks_seen(holes, first, queries, limit, sequence)
         lane, block = corner(number, self.lanes, self.blocks, self.plan.section)
-        if self.high is not None:  # the last queries see most
+        if back:
             block = self.blocks - 1 - block
         lane = hold(lane, "lane")
         batch, head = hold(lane // x.heads, "batch"), lane % x.heads
         first = hold(tile.maximum(block, 0) * self.rows, "first")
         holes = Holes(x, self.memory, batch, hold(head, "head"))
         return self.blocks_seen(holes, first, index_of(x.queries), holes.limit)
-
-    def locate_packed(self, number: Any) -> Work:
-        """A tile of sequences that lie one after another."""
-        x = self.x
-        place = tile.hold(number // self.lanes, "place")
-        head = tile.hold(number % self.lanes, "head")
-        back = self.high is not None  # the last queries see most
-        sequence, first, spans = block_at(x, self.memory, place, self.rows, back=back)
-        (query_start, queries), (key_start, limit) = spans["query"], spans["key"]
-        holes = Holes(x, self.memory, 0, head, query_start=query_start, key_start=key_start)
-        return self.blocks_seen(holes, first, queries, limit, sequence)
 
     # ---- which blocks -----------------------------------------------------------------------
 
@@ -270,6 +263,11 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
     return index_of(lane), index_of(block)
 
 
+def number_at(memory: Any, *index: Any) -> Any:
+    """An integer of memory."""
+    return tile.cast(memory[index], int64)
+
+
 def bounded(value: Any, name: str, most: Size, least: int = 0) -> Any:
     """A number from memory, brought within its bounds: what is simplified relies on them."""
     value = tile.minimum(tile.maximum(tile.cast(value, int64), least), high(most))
@@ -284,34 +282,12 @@ def block_count(tokens: Size, rows: int, memory: Memories, packed: bool) -> Size
     return floor_divide(tokens, rows) + memory["query_starts"].type.shape[0] - 1
 
 
-@tile.function
-def sequence_at(place: Any, starts: Any, most: Size, rows: int) -> Any:
-    """The sequence that a place belongs to: it is searched for by halves."""
-    sequences = starts.type.shape[0] - 1
-    many = high(sequences)
-    lower, upper = tile.full((), 0, int64), tile.cast(index_of(sequences - 1), int64)
-    for _ in tile.range((many - 1).bit_length()):
-        least, top = (tile.hold(side, "side", (0, many - 1)) for side in (lower, upper))
-        middle = (least + top + 1) // 2
-        first = start_of(starts, middle, most) // rows
-        here = tile.less_equal(first + middle, place)
-        below = tile.cast(middle - 1, int64)
-        lower, upper = tile.where(here, middle, lower), tile.where(here, upper, below)
-    return tile.hold(lower, "sequence", (0, many - 1))
-
-
 def start_of(starts: Any, sequence: Any, most: Size) -> Any:
     """An entry of the starts of sequences."""
-    return bounded(tile.load(starts, (sequence,), ()), "start", most)
+    return bounded(starts[sequence], "start", most)
 
 
-def span_of(starts: Any, sequence: Any, most: Size) -> tuple[Any, Any]:
-    """The first token of a sequence, and how many it has."""
-    start = start_of(starts, sequence, most)
-    stop = start_of(starts, sequence + 1, most)
-    return start, tile.hold(tile.maximum(stop - start, 0), "count")
-
-
+@tile.function
 def block_at(
     x: AttentionShape,
     memory: Memories,
@@ -323,17 +299,27 @@ def block_at(
     """The sequence that has a place, the first token of the place's block of queries or keys, and
     (start, count) of both in the sequence. Blocks are taken from the first on, or `back` from the
     last. A place left over lies before the first one or past the last one: no token is there."""
-    most = {"query": x.queries, "key": x.keys}
-    sequence = sequence_at(place, memory[f"{of}_starts"], most[of], rows)
-    spans = {
-        side: span_of(memory[f"{side}_starts"], sequence, n)
-        for side, n in most.items()
-        if f"{side}_starts" in memory
-    }
+    sizes, starts = {"query": x.queries, "key": x.keys}, memory[f"{of}_starts"]
+    sequences = starts.type.shape[0] - 1
+    many = high(sequences)
+    lower, upper = tile.full((), 0, int64), tile.cast(index_of(sequences - 1), int64)
+    for _ in tile.range((many - 1).bit_length()):  # it is searched for by halves
+        least, top = (tile.hold(side, "side", (0, many - 1)) for side in (lower, upper))
+        middle = (least + top + 1) // 2
+        begin = start_of(starts, middle, sizes[of]) // rows
+        here = tile.less_equal(begin + middle, place)
+        below = tile.cast(middle - 1, int64)
+        lower, upper = tile.where(here, middle, lower), tile.where(here, upper, below)
+    sequence = tile.hold(lower, "sequence", (0, many - 1))
+    spans = {}
+    for side in [side for side in sizes if f"{side}_starts" in memory]:
+        own = memory[f"{side}_starts"]
+        ends = [start_of(own, sequence + i, sizes[side]) for i in (0, 1)]
+        spans[side] = ends[0], tile.hold(tile.maximum(ends[1] - ends[0], 0), "count")
     start, count = spans[of]
     block = place - (start // rows + sequence)
     if back:
         block = tile.ceil_divide(count, rows) - 1 - block
     first = tile.hold(block, "block") * rows
     first = tile.where(tile.less(first, 0), tile.cast(count, int64), first)
-    return sequence, tile.hold(first, "first", (0, high(most[of]) + rows)), spans
+    return sequence, tile.hold(first, "first", (0, high(sizes[of]) + rows)), spans

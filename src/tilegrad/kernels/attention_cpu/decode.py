@@ -10,7 +10,8 @@ combined in their order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from ...core.target import Target
 from ...ir.symbol import Size, high
 from ...ir.types import Memory
 from ...tile.build import Body
-from ..attention.shape import AttentionShape, Parameters, parameters
+from ..attention.shape import AttentionShape, Parameters
 from ..attention.softmax import finite
 from .engine import CpuPlan, up
 from .score_tiles import BodyWriter, greater
@@ -68,29 +69,15 @@ def parts_of(x: AttentionShape, target: Target) -> int:
     return max(1, min(wanted, high(x.keys) // LEAST_PART))
 
 
-def decode(
-    x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str, parts: int, keeps: bool
-) -> list[Body]:
-    """The Bodies for q, k, v, the extras, and the results: log-sum-exps too if it `keeps` them."""
-    given = parameters(x, more)
-    given = given if keeps else given[:-1]
-    return streamed(lambda: Source(x, plan.lanes), given, x.batch, plan, name, parts)
-
-
 def streamed(
-    source: Callable[[], Source],
-    given: Parameters,
-    lead: Size,
-    plan: CpuPlan,
-    name: str,
-    parts: int,
+    source: Source, given: Parameters, lead: Size, plan: CpuPlan, name: str, parts: int
 ) -> list[Body]:
     """One Body for the parameters; where there are several parts, one that leaves them behind
     (results that are not divided yet, maxima and sums) and one that puts them together. `lead` says
     how many programs there are for a key head and a part."""
     if parts == 1:
-        return [Decode(source(), given, plan, name).build()]
-    x = source().x
+        return [Decode(source, given, plan, name).build()]
+    x = source.x
     rows = (lead, x.key_heads, parts, plan.queries)
     shapes = zip(PARTIAL, ((*rows, x.value_width), rows, rows))
     left = {name: Memory(shape, x.sum_dtype) for name, shape in shapes}
@@ -98,8 +85,8 @@ def streamed(
     first = [*(p for p in given if p[1].use == "value"), *made]
     last = [*left.items(), *(p for p in given if p[0] in COMBINED)]
     return [
-        Decode(source(), first, plan, name, parts).build(),
-        Combine(source(), last, plan, f"{name}_combine", parts).build(),
+        Decode(copy(source), first, plan, name, parts).build(),
+        Combine(source, last, plan, f"{name}_combine", parts).build(),
     ]
 
 
@@ -120,7 +107,10 @@ class Rows(BodyWriter):
         found = self.source.program("query", self.per, self.x.key_heads, parts)
         grid, self.block, self.key_head, self.part = found
         self.allocate_scratch()
-        self.begin()
+        self.first, stop = self.source.find(self.block, self.per)
+        self.queries = self.per if not self.source.several else stop - self.first
+        count = self.queries * self.x.group
+        self.rows = tile.range(0, count, bounds=(0, self.plan.queries - 1))
         self.work()
         if self.source.several and "out" in self.memory:  # queries of no sequence
             heads = [self.key_head * self.x.group + g for g in range(self.x.group)]
@@ -129,13 +119,6 @@ class Rows(BodyWriter):
 
     def allocate_scratch(self) -> None:
         """Scratch of the program."""
-
-    def begin(self) -> None:
-        """The queries of the program, and the rows they have."""
-        self.first, stop = self.source.find(self.block, self.per)
-        self.queries = self.per if not self.source.several else stop - self.first
-        group = self.x.group
-        self.rows = tile.range(0, self.queries * group, bounds=(0, self.plan.queries - 1))
 
     def row_at(self, r: Any) -> tuple[Any, Any]:
         """Head and query of a row."""
@@ -179,15 +162,6 @@ class Decode(Rows):
     @tile.function
     def work(self) -> None:
         """All rows over all blocks of keys of this part that some query may see."""
-        lower, self.upper = self.keys_of()
-        for r in self.rows:
-            self.prepare(r)
-        self.for_blocks(lower, self.upper)
-        for r in self.rows:
-            self.finish(r)
-
-    def keys_of(self) -> tuple[Any, Any]:
-        """The keys of this part: lower <= j < upper."""
         n, source = self.lanes, self.source
         lower, upper = self.seen(self.first, self.first + self.queries, source.run)
         if source.several:
@@ -197,7 +171,12 @@ class Decode(Rows):
             span = (tile.maximum(0, upper - lower) + (unit - 1)) // unit * n
             lower = lower + self.part * span
             upper = tile.minimum(upper, lower + span)
-        return lower, upper
+        self.upper = upper
+        for r in self.rows:
+            self.prepare(r)
+        self.for_blocks(lower, self.upper)
+        for r in self.rows:
+            self.finish(r)
 
     @tile.function
     def prepare(self, r: Any) -> None:
@@ -208,9 +187,9 @@ class Decode(Rows):
             line = tile.cast(source.line(place, d, n), self.sum)
             if scale is not None:
                 line = line * scale
-            tile.store(self.query_rows, (r, d), line, axes=(1,))
+            self.query_rows[r, d : d + n] = line
         for d in tile.range(0, self.result.shape[1], n):
-            tile.store(self.result, (r, d), tile.zeros((n,), self.sum), axes=(1,))
+            self.result[r, d : d + n] = tile.zeros((n,), self.sum)
         self.most[r], self.total[r] = -tile.INF, 0.0
 
     # ---- a block of keys ------------------------------------------------------------------
@@ -255,7 +234,7 @@ class Decode(Rows):
                     if self.wide is None
                     else tile.load(self.wide, (0, d), (n, n))
                 )
-                line = tile.load(self.query_rows, (r, d), (n,), axes=(1,))
+                line = tile.load(self.query_rows[r, d : d + n])
                 sums = tile.multiply_add(keys, line, sums)
             holes = source.holes(head)
             s = holes.score(tile.sum(sums, 1)[None, :], query, key)
@@ -271,22 +250,22 @@ class Decode(Rows):
         stop = tile.ceil_divide(self.count, n) * n
         top = tile.full((n,), -tile.INF, self.sum)
         for j in tile.range(0, stop, n, bounds=bounds):
-            top = greater(tile.load(self.scores, (r, j), (n,), axes=(1,)), top)
-        before = tile.load(self.most, (r,), ())
+            top = greater(tile.load(self.scores[r, j : j + n]), top)
+        before = tile.load(self.most[r])
         most = greater(tile.max(top, 0) * factor, before)
         base = finite(most)
         decay, minus = self.power(before - base), -base
         sums = tile.zeros((n,), self.sum)
         for j in tile.range(0, stop, n, bounds=bounds):
-            score = tile.load(self.scores, (r, j), (n,), axes=(1,))
+            score = tile.load(self.scores[r, j : j + n])
             weight = self.power(tile.multiply_add(score, factor, minus))
-            tile.store(self.scores, (r, j), weight, axes=(1,))
+            self.scores[r, j : j + n] = weight
             sums = sums + weight
         self.total[r] = self.total[r] * decay + tile.sum(sums, 0)
         self.most[r] = most
         for d in tile.range(0, self.result.shape[1], n):
-            faded = tile.load(self.result, (r, d), (n,), axes=(1,)) * decay
-            tile.store(self.result, (r, d), faded, axes=(1,))
+            faded = tile.load(self.result[r, d : d + n]) * decay
+            self.result[r, d : d + n] = faded
 
     def gather(self, base: Any, count: int) -> None:
         """result[r, :] += probability of key j times value j, for some rows."""
@@ -336,14 +315,14 @@ class Decode(Rows):
     def finish(self, r: Any) -> None:
         """Store a row, or what it is before parts are combined."""
         n, width = self.lanes, self.x.value_width
-        most, total = tile.load(self.most, (r,), ()), tile.load(self.total, (r,), ())
+        most, total = tile.load(self.most[r]), tile.load(self.total[r])
         if self.parts == 1:
-            self.put(r, lambda d: tile.load(self.result, (r, d), (n,), axes=(1,)), most, total)
+            self.put(r, lambda d: tile.load(self.result[r, d : d + n]), most, total)
             return
         place = (*self.lead(), self.part, r)
         self.memory["maxima"][place], self.memory["sums"][place] = most, total
         for d in tile.range(0, width, n):
-            line = tile.load(self.result, (r, d), (n,), axes=(1,))
+            line = tile.load(self.result[r, d : d + n])
             mask = below(d, n, width)
             tile.store(self.memory["partial"], (*place, d), line, axes=(4,), mask=mask)
 

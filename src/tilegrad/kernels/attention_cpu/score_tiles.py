@@ -1,4 +1,4 @@
-"""Attention on CPUs: what all its kernels have, and forward by tiles of scores.
+"""Attention on CPUs: what all its kernels have, forward and backward by tiles of scores.
 
 Every kernel has parameters, a source, exponentials, and the end of a row (`BodyWriter`). Scores are
 exponents of 2 but for the factor that the holes name. `Scored` has blocks of scores^T (keys down,
@@ -10,14 +10,19 @@ stay in the cache, then adds values^T @ probabilities^T to the result^T, some qu
 matrix unit. Queries are brought once for a program, keys and values once for each block, as the
 engine reads them.
 
+Backward computes scores again, block by block, in two Bodies. `QueryGradient` has a block of
+queries of one head and goes over the keys: the gradient of q. `KeyGradient` has a block of keys of
+one key head and goes over the queries of all its heads: the gradients of k and v. Nothing is added
+to memory that two programs share, so the order of every sum is fixed.
+
 Invariant: a result depends on the Plan alone, never on workers, batch or other heads; what is not
 seen is -inf, with a weight of 0, and a query that sees nothing gives 0 and a log-sum-exp of -inf;
-nothing is read past the keys that are seen.
+nothing is read past the keys that are seen. A key that no query sees gets the gradient 0; queries
+past the end have weights of 0 (their base is -inf).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -27,12 +32,12 @@ from ...core.config import invariant
 from ...core.dtype import bfloat16, float32, int32
 from ...core.target import Target
 from ...ir.symbol import Size, high
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
-from ..attention.shape import AttentionShape, Parameters, memories, parameters
+from ..attention.holes import steepness
+from ..attention.shape import AttentionShape, Parameters, memories
 from ..attention.softmax import LN2, finite, times
-from .engine import PAIR, TILE, CpuPlan, Product, Vectors, engine_of, up
+from .engine import PAIR, TILE, CpuPlan, Product, Vectors, Weights, engine_of, up
 from .source import Source, below
 
 MAGIC = 12582912.0  # 1.5 * 2**23: added to a small float32, its low bits are the nearest integer
@@ -176,7 +181,8 @@ class Scored(BodyWriter):
     @tile.function
     def change(self) -> None:
         """What the holes do to a block of scores: nothing where they only hide and all is seen."""
-        hidden: Any = self.holes.changed or "mask" in self.x.extras
+        n, holes = self.lanes, self.holes
+        hidden: Any = holes.changed or "mask" in self.x.extras
         band = (None, None) if hidden else self.x.band
         low, high_ = (None if side is None else index_of(side) for side in band)
         if high_ is not None:
@@ -184,25 +190,19 @@ class Scored(BodyWriter):
         if low is not None:
             early = tile.less(self.key, self.stop - 1 + low)
             hidden = early if hidden is False else hidden | early
-        if hidden:
-            self.change_squares()
-
-    @tile.function
-    def change_squares(self) -> None:
-        """Square by square of scores: lanes keys down, lanes queries across."""
-        n, holes, bounds = self.lanes, self.holes, (0, up(self.plan.keys, self.lanes) - self.lanes)
-        for j in tile.range(0, self.count, n, bounds=bounds):
-            for i in tile.range(0, self.plan.strip, n):
-                s, at = tile.load(self.scores, (j, i), (n, n)), (self.first + i, self.key + j)
-                if holes.changed:
-                    s = holes.bent(s)
-                    if self.bends is not None:
-                        tile.store(self.bends, (j, i), s)
-                    s = holes.raised(s, *at)
-                seen = holes.seen((n, n), *at, 0, False)
-                if seen is not None:
-                    s = tile.where(seen, s, -tile.INF)
-                tile.store(self.scores, (j, i), s)
+        if hidden:  # square by square of scores: lanes keys down, lanes queries across
+            for j in tile.range(0, self.count, n, bounds=(0, up(self.plan.keys, n) - n)):
+                for i in tile.range(0, self.plan.strip, n):
+                    s, at = tile.load(self.scores, (j, i), (n, n)), (self.first + i, self.key + j)
+                    if holes.changed:
+                        s = holes.bent(s)
+                        if self.bends is not None:
+                            tile.store(self.bends, (j, i), s)
+                        s = holes.raised(s, *at)
+                    seen = holes.seen((n, n), *at, 0, False)
+                    if seen is not None:
+                        s = tile.where(seen, s, -tile.INF)
+                    tile.store(self.scores, (j, i), s)
 
     @tile.function
     def put(self, name: str, i: Any, factor: Any) -> tuple[Any, Any | None]:
@@ -249,19 +249,25 @@ def unit_of(x: AttentionShape, target: Target) -> str:
     return found[0] if found and target.lanes(x.sum_dtype) == TILE else ""
 
 
-def choose(x: AttentionShape, target: Target) -> CpuPlan:
-    """The Plan for a shape: blocks that leave scores, keys and values in the L2 cache."""
+def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan:
+    """The Plan for a shape: blocks that leave scores, keys and values in the L2 cache; backward has
+    fewer keys, since more lies beside them."""
     lanes, unit = target.lanes(x.sum_dtype), unit_of(x, target)
+    aligned = invariant() and not backward
     if unit:
-        queries = fitting(x, target, 512, PAIR)
-        block = 512 if 64 < max(x.width, x.value_width) <= 128 else 256
+        queries = fitting(x, target, 128 if backward else 512, PAIR)
+        wide = 64 < max(x.width, x.value_width) <= 128
+        block = 128 if backward else 512 if wide else 256
         keys = min(block, PAIR * max(1, -(-high(x.keys) // PAIR)))
-        part = 64 if queries % 64 == 0 else PAIR
-        return CpuPlan(queries, keys, TILE, 2, TILE, unit, part, invariant())
+        part = 0 if backward else 64 if queries % 64 == 0 else PAIR
+        return CpuPlan(queries, keys, TILE, 2, TILE, unit, part, aligned)
     rows, across = register_tile(target)
-    queries = fitting(x, target, 128 // (across * lanes) * across * lanes, across * lanes)
-    keys = min(256 // rows * rows, up(high(x.keys), rows))
-    return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=invariant())
+    panel = across * lanes
+    queries = max(panel, min(128, up(high(x.queries), panel)))
+    if not backward:
+        queries = fitting(x, target, 128 // panel * panel, panel)
+    keys = min((130 if backward else 256) // rows * rows, up(high(x.keys), rows))
+    return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=aligned)
 
 
 def register_tile(target: Target) -> tuple[int, int]:
@@ -269,14 +275,6 @@ def register_tile(target: Target) -> tuple[int, int]:
     if target.multiplies_by_lane:
         return 8, 2
     return (13, 2) if target.vector_registers >= 32 else (5, 2)
-
-
-def forward(
-    x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str, keeps: bool = True
-) -> Any:
-    """The Body; parameters q, k, v, the extras, out, and log-sum-exps if it `keeps` them."""
-    given = parameters(x, more)
-    return Forward(Source(x, plan.lanes), given if keeps else given[:-1], plan, name).build()
 
 
 class Forward(Scored):
@@ -377,3 +375,165 @@ class Forward(Scored):
             if "lse" in self.memory:
                 place = (source.batch, self.head, source.query_start + token)
                 tile.store(self.memory["lse"], place, sums, axes=(2,), mask=inside)
+
+
+# ---- backward -----------------------------------------------------------------------------------
+
+
+class Backward(Scored):
+    """What both Bodies share: probabilities and the gradient of scores of one block."""
+
+    deep = False  # whether queries go deep in a product
+    side: str  # whose gradients it gives
+
+    def allocate_scratch(self, engine: Vectors) -> None:
+        """Scratch of a block of scores, of their gradients, and of what each query has one of."""
+        plan, self.engine = self.plan, engine
+        self.q, self.dout = (engine.queries(name, self.deep) for name in ("q", "dout"))
+        self.k = engine.keys("k", plain=True, turned=not self.deep)
+        self.v = engine.keys("v", plain=True, turned=False)
+        self.scores, self.change_of = self.score_place(), self.score_place()
+        self.bends = self.score_place() if self.x.softcap else None
+        self.gradient = engine.weights(self.change_of, not self.deep)
+        self.base, self.delta = (tile.scratch((plan.queries,), self.sum) for _ in range(2))
+
+    @tile.function
+    def take_queries(self) -> None:
+        """Queries, gradients of their results; log-sum-exps as bases of powers, and deltas."""
+        n = self.lanes
+        for block in (self.q, self.dout):
+            block.take(self.head, self.first, self.stop)
+        for i in tile.range(0, self.plan.queries, n):
+            token = self.first + i
+            base, delta = self.holes.known(token, n, below(token, n, self.stop))
+            self.base[i : i + n], self.delta[i : i + n] = base, delta
+
+    @tile.function
+    def gradients(self, weights: Weights | None) -> None:
+        """Probabilities as they weigh values, if they are wanted, and the gradient of raw scores
+        (without scale), as operands."""
+        x, plan, engine, together = self.x, self.plan, self.engine, self.gradient.keys
+        rows = engine.whole(self.count)
+        for left, right, width, place in (
+            (self.k, self.q, x.width, self.scores),
+            (self.v, self.dout, x.value_width, self.change_of),
+        ):
+            engine.product(Product(rows, plan.queries, width, left.plain, right.plain, place))
+        self.change()
+        bounds, unroll = (0, plan.keys - together), 2 // together
+        for c in tile.range(0, plan.queries, plan.panel):
+            base, delta = (
+                tile.load(place, (c,), (plan.panel,)) for place in (self.base, self.delta)
+            )
+            for j in tile.range(0, rows, together, unroll=unroll, bounds=bounds):
+                of_keys = [
+                    self.probability_and_gradient(j + i, c, base, delta) for i in range(together)
+                ]
+                if weights is not None:
+                    weights.put(j, c, [p for p, _ in of_keys])
+                self.gradient.put(j, c, [found for _, found in of_keys])
+
+    def probability_and_gradient(self, j: Any, c: Any, base: Any, delta: Any) -> tuple[Any, Any]:
+        """Probabilities of a key as they weigh values, and the gradient of its raw scores: 0 past
+        the last key, where keys go deep."""
+        width = self.plan.panel
+        p, keep = self.probability(j, c, width, base), self.kept(j, c, width)
+        found = p * (times(tile.load(self.change_of[j, c : c + width]), keep) - delta)
+        if self.bends is not None:
+            found = found * steepness(tile.load(self.bends[j, c : c + width]))
+        if self.gradient.keys > 1:
+            found = tile.where(tile.less(j, self.count), found, 0.0)
+        return times(p, keep), found
+
+
+class QueryGradient(Backward):
+    """Writes the Body of dq."""
+
+    results, side = ("dq",), "q"
+
+    def allocate_scratch(self, engine: Vectors) -> None:
+        """Scratch."""
+        super().allocate_scratch(engine)
+        self.result = engine.place(up(self.x.width, self.lanes), self.plan.queries, engine.pad)
+
+    def prepare(self) -> None:
+        """Queries; an empty sum."""
+        self.take_queries()
+        self.engine.clear(self.result, self.plan.queries)
+
+    def step(self) -> None:
+        """What a block of keys adds: result^T += keys^T @ gradient of scores^T."""
+        for block in (self.k, self.v):
+            block.take(self.key_head, self.key, self.count)
+        self.gradients(None)
+        operands, sizes = (self.k.turned, self.gradient.operand), (self.x.width, self.plan.queries)
+        self.engine.product(Product(*sizes, self.count, *operands, self.result, adds=True))
+
+    @tile.function
+    def finish(self) -> None:
+        """Scale, turn, store."""
+        for i in tile.range(0, self.plan.queries, self.lanes):
+            self.put("dq", i, self.x.scale)
+
+
+class KeyGradient(Backward):
+    """Writes the Body of dk and dv."""
+
+    deep, of = True, "key"
+    results, side = ("dk", "dv"), "kv"
+
+    def allocate_scratch(self, engine: Vectors) -> None:
+        """Scratch."""
+        super().allocate_scratch(engine)
+        self.weights = engine.weights(self.scores, deep=False)
+        self.sums = {
+            name: engine.place(self.plan.keys, up(self.source.width(name), self.plan.panel), 0)
+            for name in ("dk", "dv")
+        }
+
+    @tile.function
+    def take(self, key: Any, stop: Any) -> None:
+        """All blocks of queries that may see some key of the block, and the results."""
+        x, source, plan = self.x, self.source, self.plan
+        self.key, every = key, stop - key
+        self.count = tile.maximum(0, tile.minimum(source.keys - key, every))
+        for place in self.sums.values():
+            self.engine.clear(place, place.shape[1])
+        for block in (self.k, self.v):
+            block.take(self.key_head, key, self.count)
+        lower, upper = self.seen(key, stop, of_keys=True)
+        most = max(0, high(x.queries) - 1)
+        for group in tile.range(x.group):
+            self.head = self.key_head * x.group + group
+            self.holes = source.holes(self.head, True)
+            for first in tile.range(lower, upper, plan.queries, bounds=(0, most)):
+                self.first, self.stop = first, tile.minimum(first + plan.queries, upper)
+                self.step()
+        for name in self.sums:
+            self.put_keys(name, every)
+
+    def step(self) -> None:
+        """What a block of queries adds."""
+        self.take_queries()
+        self.gradients(self.weights)
+        rows, depth = self.engine.whole(self.count), self.stop - self.first
+        for name, left, right in (("dv", self.weights, self.dout), ("dk", self.gradient, self.q)):
+            operands, width = (left.operand, right.turned), self.source.width(name)
+            self.engine.product(Product(rows, width, depth, *operands, self.sums[name], True))
+
+    @tile.function
+    def put_keys(self, name: str, every: Any) -> None:
+        """Store the sums of the block; 0 for keys that are never seen."""
+        n, source, sums = self.lanes, self.source, self.sums[name]
+        bounds, scale = (0, self.plan.keys - 1), self.x.scale if name == "dk" else 1.0
+        zeros = tile.zeros((n,), self.sum)
+        seen, unseen = (0, self.count, True), (self.count, every, False)
+        for first, stop, there in (seen, unseen) if "key_lengths" in self.x.extras else (seen,):
+            for r in tile.range(first, stop, bounds=bounds):
+                place = source.place(name, self.key_head, self.key + r)
+                for d in range(0, source.width(name), n):
+                    line = tile.load(sums[r, d : d + n]) if there else zeros
+                    source.put(place, d, line * scale)
+
+
+BACKWARD = (QueryGradient, KeyGradient)  # all gradients

@@ -31,6 +31,8 @@ from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import Parameters, memories
+from ..attention.softmax import clamped
+from ..attention.tile_order import number_at
 from .shape import PagedShape, parameters
 
 CLEARED = 8  # rows that are written at once
@@ -110,7 +112,7 @@ def kept(value: Any, dtype: DType, scale: Any) -> Any:
         low, high = (-57344.0, 57344.0) if dtype is float8_e5m2 else (dtype.lowest, dtype.highest)
         value = value / scale
         value = tile.round(value) if dtype.is_integer else value
-        value = tile.maximum(tile.minimum(value, float(high)), float(low))
+        value = clamped(value, float(low), float(high))
     return tile.cast(value, dtype)
 
 
@@ -163,20 +165,16 @@ class _Append:
         parts += [(memory, (*where, start), (count, rest))] if rest else []
         self.brought[name] = [tile.load(*part) for part in parts]
 
-    def number(self, name: str, *index: Any) -> Any:
-        """An integer of memory."""
-        return tile.cast(tile.load(self.memory[name], index, ()), int64)
-
     @tile.function
     def write(self, request: Any) -> None:
         """All of the token that belongs to the key heads."""
         x, memory = self.x, self.memory
-        end = self.number("query_starts", request + 1)
-        length = self.number("lengths", request)
+        end = number_at(memory["query_starts"], request + 1)
+        length = number_at(memory["lengths"], request)
         after = end - self.token
         place = tile.maximum(length - after, 0)
         at = tile.hold(place, "place", (0, high(x.most_pages) * x.page - 1))
-        page = self.number("table", request, at // x.page)
+        page = number_at(memory["table"], request, at // x.page)
         page = tile.hold(page, "page", (0, high(x.pages) - 1))
         angle: Any = None  # cosines and sines of the token's place
         if self.half:
@@ -192,16 +190,11 @@ class _Append:
         self.rotate("k", memory["keys"], entry, angle, scales[0])
         value = kept(tile.cast(self.brought["v"][0], float32), x.cache, scales[1])
         tile.store(memory["values"], (*entry, 0), value, axes=self.axes(memory["values"]))
-        count = end - self.number("query_starts", request)
+        count = end - number_at(memory["query_starts"], request)
         if (length - count <= at - at % x.page) & (after == 1):  # the page began in this step
-            self.clear(entry)
-
-    @tile.function
-    def clear(self, entry: tuple[Any, Any, Any]) -> None:
-        """Zeros in the rest of a page."""
-        page, head, at = entry
-        for number in tile.range(self.each):
-            clear_rest(self.x, self.memory["values"], (page, head + number), at, CLEARED)
+            for number in tile.range(self.each):
+                own = (page, self.head + number)
+                clear_rest(x, memory["values"], own, at % x.page, CLEARED)
 
     def rotate(self, name: str, into: Any, to: Sequence[Any], angle: Any, scale: Any) -> None:
         """Heads of queries or keys into another Memory, their first elements turned."""

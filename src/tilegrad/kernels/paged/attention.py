@@ -29,11 +29,11 @@ from ...core.dtype import int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..attention.softmax import finished, log_sums
+from ..attention.softmax import clamped, finished, log_sums
 from ..attention.threads import DEPTH, multiply, shared_place
-from ..attention.tile_order import bounded
+from ..attention.tile_order import bounded, number_at
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
-from .steps import BARRIER, Steps, counted, page_part, within
+from .steps import BARRIER, Steps, counted, page_part
 from .work import mixed
 
 SCRATCH = ("partial", "sums")
@@ -65,6 +65,17 @@ class Items(Steps):
         self.counters = self.memory.get("counters")
         self.per, self.ranges = plan.per(x), plan.ranges(x)
         self.rows = high(plan.item_rows(x))
+        self.bounds = {  # what a field of a record can be
+            "request": (0, high(x.requests) - 1),
+            "token": (0, high(x.tokens) - 1),
+            "tokens": (0, self.per),
+            "sees": (-high(x.tokens), self.most_blocks * plan.block),
+            "first": (0, self.most_blocks - 1),
+            "blocks": (0, self.most_blocks),
+            "partial": (-1, self.rows - 1),
+            "from": (0, self.rows - 1),
+            "parts": (1, self.ranges),
+        }
 
     def build(self) -> Body:
         """Places, barriers, roles."""
@@ -81,7 +92,7 @@ class Items(Steps):
 
     def number(self, row: Any, field: str) -> Any:
         """An integer of a record, as it stands there."""
-        return tile.cast(tile.load(self.items, (row, FIELDS.index(field)), ()), int64)
+        return number_at(self.items, row, FIELDS.index(field))
 
     @tile.function
     def for_items(self, fields: Sequence[str], body: Callable[[Item, Any], None]) -> None:
@@ -90,44 +101,25 @@ class Items(Steps):
         stages, most = self.plan.stages, self.rows
         first, last, *loaded = [self.number(self.own_range, f) for f in ("start", "stop", *fields)]
         start, stop = bounded(first, "start", most), bounded(last, "stop", most, -1)
-        found = [within(v, *self.bounds(f)) for f, v in zip(fields, loaded)]
-        count = tile.maximum(tile.minimum(stop - start + 1, most), 0)
+        found = [clamped(v, *self.bounds[f]) for f, v in zip(fields, loaded)]
+        count = clamped(stop - start + 1, 0, most)
         # No field is negative, and to know that all must be here: they come at the same time.
-        signs = [v for f, v in zip(fields, loaded) if self.bounds(f)[0] >= 0]
+        signs = [v for f, v in zip(fields, loaded) if self.bounds[f][0] >= 0]
         items = tile.where(reduce(lambda a, c: a | c, signs) >= 0, count, 0)
         items = tile.hold(items, "items", (0, most))
         turn = tile.full((), 0, int64)
         for item in tile.range(items):
-            following = self.record(self.ranges + start - self.own_range + item, fields)
+            row = clamped(self.ranges + start - self.own_range + item, 0, most - 1)
+            row = tile.hold(row, "row")
+            following = [clamped(self.number(row, f), *self.bounds[f]) for f in fields]
             # their order is that of the records, in sums too
             names = [f"field{FIELDS.index(f)}" for f in fields]
-            held = [tile.hold(v, n, self.bounds(f)) for n, f, v in zip(names, fields, found)]
+            held = [tile.hold(v, n, self.bounds[f]) for n, f, v in zip(names, fields, found)]
             sizes = dict(zip(fields, held))
             before = tile.hold(turn, "turn", (0, 2 * stages - 1))
             body(sizes, before)
             turn = tile.cast((before + sizes["blocks"]) % (2 * stages), int64)
             found = following
-
-    def record(self, row: Any, fields: Sequence[str]) -> list[Any]:
-        """Fields of a record that is not the program's first."""
-        row = tile.hold(within(row, 0, self.rows - 1), "row")
-        return [within(self.number(row, f), *self.bounds(f)) for f in fields]
-
-    def bounds(self, field: str) -> tuple[int, int]:
-        """What a field of a record can be."""
-        x, plan = self.x, self.plan
-        keys = self.most_blocks * plan.block
-        return {
-            "request": (0, high(x.requests) - 1),
-            "token": (0, high(x.tokens) - 1),
-            "tokens": (0, self.per),
-            "sees": (-high(x.tokens), keys),
-            "first": (0, self.most_blocks - 1),
-            "blocks": (0, self.most_blocks),
-            "partial": (-1, self.rows - 1),
-            "from": (0, self.rows - 1),
-            "parts": (1, self.ranges),
-        }[field]
 
     # ---- what roles do ----------------------------------------------------------------------
 
@@ -303,7 +295,7 @@ class ThreadItems(Items):
         )
         first, last = (of["first"] + step) * plan.block // x.page, (keys - 1) // x.page
         entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
-        return [tile.load(self.table, (of["request"], p), ()) for p in entries]
+        return [tile.load(self.table[of["request"], p]) for p in entries]
 
     def load(self, step: Any, pages: list[Any]) -> None:
         """A block of keys and one of values, page by page, in a group of their own."""

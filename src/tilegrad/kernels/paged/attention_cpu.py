@@ -90,7 +90,7 @@ def attend(x: PagedShape, plan: CpuPlan, parts: int = 1) -> list[Body]:
     """The Bodies; parameters as `attend_parameters` has them, and what several parts leave."""
     lead = x.tokens // (plan.queries // x.group) + x.requests
     given, name = attend_parameters(x), "paged_attention"
-    return streamed(lambda: Pages(x, plan), given, lead, plan, name, parts)
+    return streamed(Pages(x, plan), given, lead, plan, name, parts)
 
 
 def prefill(x: PagedShape, plan: CpuPlan) -> Body:
@@ -137,7 +137,7 @@ class Pages(Source):
 
     def scale(self, which: int, head: Any) -> Any | None:
         """The cache's scales belong to it."""
-        return tile.load(self.memory["scales"], (which, head), ()) if self.p.scaled else None
+        return tile.load(self.memory["scales"][which, head]) if self.p.scaled else None
 
 
 def callee(x: PagedShape, target: Target) -> KernelCallee:

@@ -1,21 +1,24 @@
 """The kernels of a paged cache as a Graph calls them: inference only, no derivative.
 
-`list_callee` is called once a step, `append_callee` and `attention_callee` once a layer, the last
-with the list's results; or `short_callee` alone, for a step of few requests. Those that append
-write keys and values in place: they are state.
-Results of `attention_callee` but the first are scratch. Its argument `counters` (zeros, int32) is
-written while it runs and is zeros again afterwards; one array serves all layers of a stream.
-Each is built once. Invariant: arguments and results stand in the order that the docstrings say.
+A list is made once a step (`work_list`, `tile_list`); `append` and attention (`listed`, `mixed`)
+are called once a layer, the last with the list's results; or `step_attend` alone, for a step of few
+requests. Those that append write keys and values in place: they are state.
+Results of attention but the first are scratch. Its argument `counters` (zeros, int32) is written
+while it runs and is zeros again afterwards; one array serves all layers of a stream.
+Each is built once. Invariant: arguments stand in the order of the kernels' parameters, results in
+the order that KERNELS says.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
-from .append import Rotary, append
+from .append import append
 from .attention import SCRATCH, attend
 from .prefill import prefill, tile_list
 from .shape import PagedPlan, PagedShape
@@ -23,52 +26,32 @@ from .short import step_attend
 from .work import combine_parts, work_list
 
 
-@functools.lru_cache(maxsize=64)
-def list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
-    """(lengths, query_starts) -> items."""
-    return KernelCallee.named("paged_work", (work_list(x, plan),), ("items",))
+def listed(x: PagedShape, plan: PagedPlan) -> list[Body]:
+    """The launches that take a list: (q, keys, values, scales if of 8 bits, table, sinks if there
+    are any, items, and counters if parts are joined) -> (out, partial, sums)."""
+    return [attend(x, plan)] if plan.joined else [attend(x, plan), combine_parts(x, plan)]
 
 
-@functools.lru_cache(maxsize=64)
-def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
-    """(q, keys, values, scales if of 8 bits, table, sinks if there are any, items, and counters if
-    parts are joined) -> (out, partial, sums)."""
-    return KernelCallee.named("paged_attention", _listed(x, plan), ("out", *SCRATCH))
+def mixed(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> list[Body]:
+    """Requests with fewer new tokens than the Plan says by the list, the others by `prefill`, which
+    takes tiles too and gives lse. Queries and results are of a batch of one."""
+    return [*listed(x, plan), prefill(x, many)]
 
 
-def _listed(x: PagedShape, plan: PagedPlan) -> tuple[Body, ...]:
-    """The launches that take a list."""
-    return (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
+STATE = ("keys", "values")
+# by what writes the launches: the name of a call, its results, and what it writes in place
+KERNELS: dict[Callable[..., Any], tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    work_list: ("paged_work", ("items",), ()),
+    tile_list: ("paged_tiles", ("tiles",), ()),
+    listed: ("paged_attention", ("out", *SCRATCH), ()),
+    mixed: ("paged_attention", ("out", *SCRATCH, "lse"), ()),
+    append: ("paged_append", ("turned",), STATE),
+    step_attend: ("paged_attention_short", ("out",), STATE),
+}
 
 
-@functools.lru_cache(maxsize=64)
-def tiles_callee(x: PagedShape, plan: AttentionPlan, least: int) -> KernelCallee:
-    """(lengths, query_starts) -> tiles."""
-    return KernelCallee.named("paged_tiles", (tile_list(x, plan, least),), ("tiles",))
-
-
-@functools.lru_cache(maxsize=64)
-def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelCallee:
-    """(q, keys, values, table, sinks if there are any, items, counters as
-    `attention_callee` has them, tiles) -> (out, partial, sums, lse): requests with fewer new tokens
-    than the Plan says by the list, the others by `prefill`. Queries and results are of a batch of
-    one."""
-    bodies = (*_listed(x, plan), prefill(x, many))
-    return KernelCallee.named("paged_attention", bodies, ("out", *SCRATCH, "lse"))
-
-
-@functools.lru_cache(maxsize=64)
-def append_callee(x: PagedShape, rotary: Rotary, each: int = 1) -> KernelCallee:
-    """(q, k, v, frequencies, weights of norms, scales if of 8 bits, table, lengths, query_starts,
-    keys, values) -> (turned queries, keys, values)."""
-    bodies = (append(x, rotary, each),)
-    return KernelCallee.named("paged_append", bodies, ("turned",), ("keys", "values"))
-
-
-@functools.lru_cache(maxsize=64)
-def short_callee(x: PagedShape, plan: PagedPlan, rotary: Rotary) -> KernelCallee:
-    """(q, k, v, frequencies, weights of norms if they have some, scales if of 8 bits, table,
-    lengths, query_starts, sinks if there are any, keys, values) -> (out, keys, values): append and
-    attention of a step with one token a request at most."""
-    bodies = (step_attend(x, plan, rotary),)
-    return KernelCallee.named("paged_attention_short", bodies, ("out",), ("keys", "values"))
+@functools.lru_cache(maxsize=256)
+def called(write: Callable[..., Any], *given: Any) -> KernelCallee:
+    """A kernel with its Plan, as a Graph calls it."""
+    (name, results, states), made = KERNELS[write], write(*given)
+    return KernelCallee.named(name, made if isinstance(made, list) else [made], results, states)

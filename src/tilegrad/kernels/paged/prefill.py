@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ... import tile
-from ...core.dtype import float32, int32, int64
+from ...core.dtype import int32, int64
 from ...core.target import Target
 from ...ir.symbol import Size, floor_divide, high, symbol
 from ...ir.types import Memory
@@ -30,6 +30,7 @@ from ..attention.forward import WideAttention
 from ..attention.holes import Holes
 from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import STARTS, AttentionShape, Parameters
+from ..attention.shape import parameters as attention_parameters
 from ..attention.tile_order import TileOrder, Work, bounded
 from .shape import PagedShape, attention_of
 from .shape import parameters as step_parameters
@@ -57,13 +58,9 @@ def shape_of(x: PagedShape) -> AttentionShape:
 def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
     """q (1, tokens, heads, width), keys, values, table, sinks (if there are any), tiles; out and
     lse."""
-    return [
-        ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)),
-        *step_parameters(x, ("keys", "values", "table", "sinks")),
-        ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32)),
-        ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
-        ("lse", Memory((1, x.heads, x.tokens), float32, use="result")),
-    ]
+    q, _, _, *results = attention_parameters(shape_of(x))
+    tiles = ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32))
+    return [q, *step_parameters(x, ("keys", "values", "table", "sinks")), tiles, *results]
 
 
 def most_tiles(x: PagedShape, plan: AttentionPlan) -> Size:
@@ -107,7 +104,7 @@ class _Listed(TileOrder):
         """See `TileOrder`."""
         tiles = self.memory["tiles"]
         most = tiles.type.shape[0] - 1
-        return bounded(tile.load(tiles, (most, 0), ()), "listed", most) * self.lanes
+        return bounded(tiles[most, 0], "listed", most) * self.lanes
 
     def locate(self, number: Any) -> Work:
         """See `TileOrder`."""
@@ -117,7 +114,7 @@ class _Listed(TileOrder):
         head = hold(number % self.lanes, "head")
 
         def field(column: int, name: str, high: Size) -> Any:
-            return bounded(tile.load(tiles, (place, column), ()), name, high)
+            return bounded(tiles[place, column], name, high)
 
         sequence = field(REQUEST, "sequence", self.memory["table"].type.shape[0] - 1)
         start, queries = field(START, "start", x.queries), field(QUERIES, "queries", x.queries)
@@ -164,52 +161,41 @@ def tile_list(x: PagedShape, plan: AttentionPlan, least: int, name: str = "paged
     given = step_parameters(x, ("lengths", "query_starts"))
     b = BodyBuilder(name, [*given, ("tiles", tiles)])
     with tile.into(b):
-        _List(x, plan, least, *map(tile.memory, b.parameters)).run()
+        _write_tiles(x, plan, least, *map(tile.memory, b.parameters))
     return b.finish((1,), warps=8, distinct=True)
 
 
-class _List:
-    """What the program of `tile_list` does."""
+@tile.function
+def _write_tiles(
+    x: PagedShape, plan: AttentionPlan, least: int, lengths: Any, starts: Any, tiles: Any
+) -> None:
+    """Which request every tile has, then their order: after those with more blocks, or as many
+    before."""
+    (rows, keys), most = plan.tile, most_tiles(x, plan)
+    size = max(CHUNK, power(most))
+    known = tile.shared((STEPS + 1, size), int32)
+    tile.store(known, (STEPS, 0), tile.full((size,), 0, int32))
 
-    def __init__(self, x: PagedShape, plan: AttentionPlan, least: int, *memories: Any) -> None:
-        self.x, self.least, (self.rows, self.keys) = x, least, plan.tile
-        self.lengths, self.starts, self.tiles = memories
-        self.most = most_tiles(x, plan)
-        self.count = max(CHUNK, power(self.most))
-
-    @tile.function
-    def run(self) -> None:
-        """Which request every tile has, then their order."""
-        self.known = tile.shared((STEPS + 1, self.count), int32)
-        tile.store(self.known, (STEPS, 0), tile.full((self.count,), 0, int32))
-        least = self.least
-        given = (self.lengths, self.starts)
-        total = for_row_blocks(
-            self.x, given, self.known, self.rows, lambda tokens: tokens >= least, self.fields
-        )
-        chunk = max(8, min(CHUNK, HELD // self.count))
-        for start in tile.range(0, total, chunk):
-            self.rank(start, chunk, total)
-        tile.store(self.tiles, (self.most, 0), tile.cast(total, int32))
-
-    def fields(
-        self, request: Any, first: Any, queries: Any, length: Any, before: Any
-    ) -> Sequence[Any]:
+    def fields(request: Any, first: Any, queries: Any, length: Any, before: Any) -> Sequence[Any]:
         """Of tiles: REQUEST, ..."""
-        seen = length - queries + tile.minimum(before + self.rows, queries)
-        if self.x.window:
-            seen = tile.minimum(seen, self.x.window + self.rows)
-        steps = tile.maximum(seen + (self.keys - 1), self.keys) // self.keys
+        seen = length - queries + tile.minimum(before + rows, queries)
+        if x.window:
+            seen = tile.minimum(seen, x.window + rows)
+        steps = tile.maximum(seen + (keys - 1), keys) // keys
         return request, first, queries, length, before, steps
 
-    def rank(self, start: Any, chunk: int, total: Any) -> None:
-        """Write some tiles where they belong: after those with more blocks, or as many before."""
-        own = tile.load(self.known, (STEPS, start), (chunk,))[:, None]
-        other = tile.load(self.known, (STEPS, 0), (self.count,))[None, :]
+    total = for_row_blocks(
+        x, (lengths, starts), known, rows, lambda tokens: tokens >= least, fields
+    )
+    chunk = max(8, min(CHUNK, HELD // size))
+    for start in tile.range(0, total, chunk):
+        own = tile.load(known, (STEPS, start), (chunk,))[:, None]
+        other = tile.load(known, (STEPS, 0), (size,))[None, :]
         number = tile.arange(chunk) + start
-        sooner = (other == own) & (tile.arange(self.count)[None, :] < number[:, None])
+        sooner = (other == own) & (tile.arange(size)[None, :] < number[:, None])
         rank = tile.sum(tile.cast((other > own) | sooner, int64), 1)
         there = number < total
         for place in range(STEPS):
-            value = tile.load(self.known, (place, start), (chunk,))
-            tile.store(self.tiles, rank * RECORD + place, value, mask=there)
+            value = tile.load(known, (place, start), (chunk,))
+            tile.store(tiles, rank * RECORD + place, value, mask=there)
+    tile.store(tiles, (most, 0), tile.cast(total, int32))

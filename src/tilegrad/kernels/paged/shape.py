@@ -194,16 +194,12 @@ def _short_plan(x: PagedShape, target: Target) -> PagedPlan | None:
     many = next((n for n in (8, 4, 2) if n <= most and pairs * n <= cores // 2), min(2, most))
     rows, alone = -(-x.group // 8) * 8, 2 * pairs * many > cores
     plan = PagedPlan(rows, 64, 2, 4, x.key_heads, cluster=many, alone=alone)
-    fits = many > 1 and pairs * many <= cores and short_bytes(x, plan) <= SHARED
-    return plan if fits and not why_not(x, plan) else None
-
-
-def short_bytes(x: PagedShape, plan: PagedPlan) -> int:
-    """Shared memory of a program, about."""
-    wide, rows = padded(x.width) + padded(x.value_width), plan.rows
+    wide = padded(x.width) + padded(x.value_width)
     ring = plan.stages * plan.block * wide * x.cache.size
-    sent = rows * (padded(x.value_width) + 2 * plan.cluster) * 4
-    return 4096 + ring + rows * 2 * (padded(x.width) + plan.block) + sent
+    sent = rows * (padded(x.value_width) + 2 * many) * 4
+    bytes_ = 4096 + ring + rows * 2 * (padded(x.width) + plan.block) + sent  # about
+    fits = many > 1 and pairs * many <= cores and bytes_ <= SHARED
+    return plan if fits and not why_not(x, plan) else None
 
 
 def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPlan:

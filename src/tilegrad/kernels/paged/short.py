@@ -29,11 +29,11 @@ from ...core.dtype import float32, int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..attention.softmax import finite, some_sum
-from ..attention.tile_order import bounded
+from ..attention.softmax import clamped, finite, some_sum
+from ..attention.tile_order import bounded, number_at
 from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedPlan, PagedShape, why_not
-from .steps import BARRIER, Steps, counted, within
+from .steps import BARRIER, Steps, counted
 
 CLEARED = 16  # rows that are written at once
 
@@ -84,14 +84,12 @@ class _Short(Steps):
         """The request's token, the keys before it, and the program's blocks of these."""
         x, plan, many = self.x, self.plan, self.plan.cluster
         starts, lengths = self.memory["query_starts"], self.memory["lengths"]
-        first, last, length = (
-            tile.cast(tile.load(memory, (self.request + i,), ()), int64)
-            for memory, i in ((starts, 0), (starts, 1), (lengths, 0))
-        )
+        first, last = (number_at(starts, self.request + i) for i in (0, 1))
+        length = number_at(lengths, self.request)
         zero = tile.full((), 0, int64)
         self.there = first < last
         self.counts = self.there & (zero < length)
-        before = tile.where(self.there, within(length - 1, 0, self.most - 1), zero)
+        before = tile.where(self.there, clamped(length - 1, 0, self.most - 1), zero)
         self.sees = tile.hold(before, "before", (0, self.most - 1))
         self.token = bounded(first, "token", x.tokens - 1)
         self.first: Any = 0
@@ -121,12 +119,16 @@ class _Short(Steps):
         self.make_tiles()
         self.load_factors()
         self.find()
-        place = tile.load(self.table, (self.request, self.sees // x.page), ())
-        page = bounded(place, "page", x.pages - 1)
+        page = bounded(self.table[self.request, self.sees // x.page], "page", x.pages - 1)
         best, sums = self.begin()
         for step in tile.range(self.blocks):
             best, sums = self.step(step, self.block(step), best, sums)
-        self.exchange(best, sums)
+        # each program of the cluster gets the columns that it finishes, of every program
+        tile.send(self.parts[self.rank], tile.read(self.total), self.gathered[0], "shares")
+        for which, line in enumerate((best, sums)):
+            line = tile.reshape(line, (plan.rows,))
+            tile.send(self.weighed[self.rank, which], line, self.gathered[0])
+        self.gathered.wait(0, 0)
         self.finish()
         if self.owns & self.there:
             self.append(page)
@@ -236,14 +238,6 @@ class _Short(Steps):
 
     # ---- the cluster ----------------------------------------------------------------------------
 
-    def exchange(self, best: Any, sums: Any) -> None:
-        """Each program of the cluster gets the columns that it finishes, of every program."""
-        tile.send(self.parts[self.rank], tile.read(self.total), self.gathered[0], "shares")
-        for which, line in enumerate((best, sums)):
-            line = tile.reshape(line, (self.plan.rows,))
-            tile.send(self.weighed[self.rank, which], line, self.gathered[0])
-        self.gathered.wait(0, 0)
-
     def finish(self) -> None:
         """Columns of the result: parts weighted by how far their best scores are apart."""
         best = [tile.read(self.weighed[r, 0]) for r in range(self.plan.cluster)]
@@ -263,11 +257,8 @@ class _Short(Steps):
         share = 1.0 / some_sum(total)
         if self.factors:
             share = share * self.factors[1]
-        self.write(result * share[None, :])
-
-    def write(self, result: Any) -> None:
-        """Columns (columns, rows) of the result that this program finishes."""
-        x, shape = self.x, result.shape
+        x, result = self.x, result * share[None, :]  # (columns, rows)
+        shape = result.shape
         at, row = self.at_value(counted(shape, 0, self.rank * shape[0])), counted(shape, 1)
         inside = (at < x.value_width) & (row < x.group) & self.there
         first = (self.token * x.heads + self.head * x.group) * x.value_width

@@ -35,11 +35,6 @@ BARRIER = 0  # at which the warps that multiply meet
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 
 
-def within(value: Any, least: int, most: int) -> Any:
-    """A number, brought within bounds."""
-    return tile.maximum(tile.minimum(value, most), least)
-
-
 def counted(shape: tuple[int, int], axis: int, start: Any = 0) -> Any:
     """A number for every row or column, as a tile of one of them."""
     line = tile.arange(shape[axis])
@@ -131,7 +126,7 @@ class Steps:
     def load_factors(self) -> None:
         """The scales of a key head in a cache of 8 bits."""
         if self.x.scaled:
-            self.factors = [tile.load(self.memory["scales"], (i, self.head), ()) for i in range(2)]
+            self.factors = [tile.load(self.memory["scales"][i, self.head]) for i in range(2)]
 
     def load_sinks(self) -> None:
         """The exponents of 2 that sums of the rows begin with, if heads have sinks."""

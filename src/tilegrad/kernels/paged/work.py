@@ -24,7 +24,7 @@ from ...core.dtype import int32, int64
 from ...ir.symbol import Size, floor_divide, high
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import memories
-from ..attention.softmax import finite, some_sum
+from ..attention.softmax import clamped, finite, some_sum
 from ..attention.tile_order import bounded
 from .shape import FIELDS, KNOWN, RECORD, PagedPlan, PagedShape, parameters
 
@@ -36,7 +36,11 @@ TOGETHER = 32  # parts that are read at once
 def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
     """The kernel that makes the list."""
     given = parameters(x, ("lengths", "query_starts", "items"), plan, items="result")
-    return _Work(x, plan, BodyBuilder(name, given)).build()
+    b, count = BodyBuilder(name, given), max(CHUNK, power(plan.row_blocks(x)))
+    with tile.into(b):
+        _Items(x, plan, *map(tile.memory, b.parameters)).write(count)
+    held = max(count // 256, power(plan.ranges(x)) // 64)
+    return b.finish((1,), warps=max(8, min(32, held)), distinct=True)
 
 
 def power(size: Size) -> int:
@@ -85,27 +89,44 @@ def for_row_blocks(
     return total
 
 
-class _Work:
-    """Builds the Body of `work_list`."""
+class _Items:
+    """Row blocks, then items: the program of `work_list`."""
 
-    def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
-        self.x, self.plan, self.b = x, plan, b
-        self.lengths, self.starts, self.items = map(tile.memory, b.parameters)
-        self.ranges = plan.ranges(x)
-        self.count = max(CHUNK, power(plan.row_blocks(x)))
+    def __init__(self, x: PagedShape, plan: PagedPlan, *memories: Any) -> None:
+        self.x, self.plan, self.ranges = x, plan, plan.ranges(x)
+        self.lengths, self.starts, self.items = memories
 
-    def build(self) -> Body:
-        """Row blocks, then items."""
-        with tile.into(self.b):
-            self.known = tile.shared((len(KNOWN), self.count), int32)
-            below = self.plan.below
-            taken = (lambda tokens: tokens < below) if below else None
-            each = self.plan.per(self.x)
-            given = (self.lengths, self.starts)
-            for_row_blocks(self.x, given, self.known, each, taken, self.fields, self.count)
-            self.make_items()
-        held = max(self.count // 256, power(self.ranges) // 64)
-        return self.b.finish((1,), warps=max(8, min(32, held)), distinct=True)
+    def write(self, count: int) -> None:
+        """All of it, for no more row blocks than so many."""
+        x, below = self.x, self.plan.below
+        known = tile.shared((len(KNOWN), count), int32)
+        taken = (lambda tokens: tokens < below) if below else None
+        given, each = (self.lengths, self.starts), self.plan.per(x)
+        for_row_blocks(x, given, known, each, taken, self.fields, count)
+        found = {
+            field: tile.cast(tile.load(known, (place, 0), (count,)), int64)
+            for place, field in enumerate(KNOWN)
+        }
+        size = found["blocks"]
+        stop, total = tile.cumsum(size), tile.sum(size, 0)
+        start = stop - size
+        self.total = tile.maximum(total, 1)
+        self.programs = clamped(total, 1, self.ranges)
+
+        def program_of(unit: Any) -> Any:
+            """The program that takes a unit."""
+            return ((unit + 1) * self.programs - 1) // self.total
+
+        first, last = program_of(start), program_of(stop - 1)
+        parts = tile.where(size > 0, last - first + 1, 0)
+        partials = tile.cumsum(parts) - parts
+        self.write_parts((first, start, stop, parts, partials), found)
+        # programs without units, where there are fewer of these
+        number = tile.arange(power(self.ranges))
+        none = (total <= number) & (number < self.ranges)
+        for field, value in (("start", 0), ("stop", -1)):
+            at = number * RECORD + FIELDS.index(field)
+            tile.store(self.items, at, tile.full(at.shape, value, int32), mask=none)
 
     def fields(
         self, request: Any, first: Any, queries: Any, length: Any, before: Any
@@ -121,28 +142,10 @@ class _Work:
         blocks = tile.maximum((end + (block - 1)) // block - begin, 1)
         return request, first + before, tokens, sees, begin, blocks
 
-    # ---- items ------------------------------------------------------------------------------
-
-    def make_items(self) -> None:
-        """Row blocks and the parts that cuts make of them."""
-        found = {
-            field: tile.cast(tile.load(self.known, (place, 0), (self.count,)), int64)
-            for place, field in enumerate(KNOWN)
-        }
-        size = found["blocks"]
-        stop, total = tile.cumsum(size), tile.sum(size, 0)
-        start = stop - size
-        self.total = tile.maximum(total, 1)
-        self.programs = tile.maximum(tile.minimum(total, self.ranges), 1)
-        first, last = self.program_of(start), self.program_of(stop - 1)
-        parts = tile.where(size > 0, last - first + 1, 0)
-        partials = tile.cumsum(parts) - parts
-        self.write_parts((first, start, stop, parts, partials), found)
-        self.write_idle(total)
-
     @tile.function
     def write_parts(self, known: Sequence[Any], found: dict[str, Any]) -> None:
-        """All parts: at once where they are few enough, else one of each after another."""
+        """All parts of row blocks that cuts make: at once where they are few enough, else one of
+        each after another."""
         size, blocks = power(self.ranges), known[0].shape[0]
         many = high(self.plan.row_blocks(self.x)) * 4 <= self.ranges  # parts of each
         if many and blocks * size <= HELD // 2:
@@ -154,20 +157,12 @@ class _Work:
             for part in tile.range(most):
                 self.write_part(tile.cast(part, int64), known, found)
 
-    def program_of(self, unit: Any) -> Any:
-        """The program that takes a unit."""
-        return ((unit + 1) * self.programs - 1) // self.total
-
-    def cut(self, program: Any) -> Any:
-        """Where a program's units begin."""
-        return program * self.total // self.programs
-
     def write_part(self, k: Any, known: Sequence[Any], found: dict[str, Any]) -> None:
         """Part k of every row block that has so many."""
         first, start, stop, parts, partials = known
-        there = k < parts
-        program = first + k
-        begin, end = self.cut(program), self.cut(program + 1)
+        there, program = k < parts, first + k
+        begin = program * self.total // self.programs  # its units
+        end = (program + 1) * self.total // self.programs
         low, high_ = tile.maximum(start, begin), tile.minimum(stop, end)
         partial = partials + k
         leads, closes = start <= begin, end <= stop
@@ -182,26 +177,13 @@ class _Work:
             "from": partials,
             "parts": parts,
         }
-        for field, value in values.items():
-            self.put(row, field, value, there)
-        own = program * RECORD
-        for field, ours in (("start", leads), ("stop", closes)):
-            self.put(own, field, partial, there, ours)
-
-    def put(self, row: Any, field: str, value: Any, there: Any, ours: Any = None) -> None:
-        """A field of records, where they are there and ours."""
-        value = tile.broadcast(tile.cast(value, int32), there.shape)
-        at = tile.broadcast(row + FIELDS.index(field), there.shape)
-        tile.store(self.items, at, value, mask=there if ours is None else there & ours)
-
-    def write_idle(self, total: Any) -> None:
-        """Programs without units, where there are fewer of these."""
-        size = power(self.ranges)
-        number = tile.arange(size)
-        none = (total <= number) & (number < self.ranges)
-        for field, value in (("start", 0), ("stop", -1)):
-            at = number * RECORD + FIELDS.index(field)
-            tile.store(self.items, at, tile.full((size,), value, int32), mask=none)
+        ends = {"start": leads, "stop": closes}  # of the program, in its first record
+        for field, value in (values | dict.fromkeys(ends, partial)).items():
+            record = program * RECORD if field in ends else row
+            value = tile.broadcast(tile.cast(value, int32), there.shape)
+            at = tile.broadcast(record + FIELDS.index(field), there.shape)
+            mask = there & ends[field] if field in ends else there
+            tile.store(self.items, at, value, mask=mask)
 
 
 # ---- parts --------------------------------------------------------------------------------------
@@ -226,8 +208,7 @@ def _combine(x: PagedShape, plan: PagedPlan, own: Any, row: Any, memory: dict[st
     range_, head, most = own // heads, own % heads, high(plan.item_rows(x)) - 1
 
     def field(name: str, least: int, most: int) -> Any:
-        number = tile.load(memory["items"], (range_, FIELDS.index(name)), ())
-        return bounded(number, name, most, least)
+        return bounded(memory["items"][range_, FIELDS.index(name)], name, most, least)
 
     begin, end = field("start", 0, most), field("stop", -1, most)
     part, first, parts = field("partial", -1, most), field("from", 0, most), field("parts", 0, most)

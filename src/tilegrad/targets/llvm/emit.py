@@ -14,7 +14,7 @@ Body gives the same text.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ...core.errors import InternalError
 from ...core.target import Target
@@ -24,7 +24,7 @@ from ...tile.build import Body, body_sites, body_symbols
 from ...tile.row import emitters
 from . import emit_memory, emit_shape
 from .emit_shape import Emission, Emit, Values, count_of, in_matrix_unit, lanes_of, size_text
-from .rules import convert, literal, row_for, scalar_type, splat_constant, type_of, vector
+from .rules import Vectors, convert, literal, row_for, scalar_type, splat_constant, type_of, vector
 
 
 def emit(body: Body, name: str | None = None, target: Target | None = None) -> tuple[str, int]:
@@ -156,11 +156,8 @@ def _cast(e: Emission, node: Node) -> Values:
 
 
 def _bitcast(e: Emission, node: Node) -> Values:
-    lanes = lanes_of(node)
-    a = type_of(node.inputs[0].dtype, lanes)
-    b = type_of(node.dtype, lanes)
-    found = e.values[node.inputs[0]]
-    return found if a == b else [e.value(f"bitcast {a} {x} to {b}") for x in found]
+    source, vectors = node.inputs[0], Vectors(e, lanes_of(node))
+    return [vectors.bitcast(x, source.dtype, node.dtype) for x in e.values[source]]
 
 
 # ---- conditions -----------------------------------------------------------------------
@@ -188,10 +185,16 @@ def _require(e: Emission, node: Node) -> None:
 
 
 def _get(e: Emission, node: Node) -> Values:
-    index, source = node.attrs["index"], node.inputs[0]
-    results = source.blocks[0].results
-    start = sum(width_of(e, r) for r in results[:index])
-    return e.values[source][start : start + width_of(e, results[index])]
+    source = node.inputs[0]
+    return list(by_node(e, source.blocks[0].results, e.values[source]))[node.attrs["index"]]
+
+
+def by_node(e: Emission, nodes: Sequence[Node], values: Values) -> Iterator[Values]:
+    """The vectors of each of some values among those of all."""
+    at = 0
+    for node in nodes:
+        yield values[at : at + width_of(e, node)]
+        at += width_of(e, node)
 
 
 def width_of(e: Emission, node: Node) -> int:
@@ -276,11 +279,7 @@ def register_types(e: Emission, nodes: Sequence[Node]) -> list[str]:
 def loop_body(e: Emission, block: Block, index: str, carried: Values) -> Values:
     """Emit a loop's Block once; gives the carried vectors for the next trip."""
     e.values[block.arguments[0]] = [index]
-    position = 0
-    for argument, result in zip(block.arguments[1:], block.results):
-        count = width_of(e, result)
-        e.values[argument] = carried[position : position + count]
-        position += count
+    e.values.update(zip(block.arguments[1:], by_node(e, block.results, carried)))
     walk(e, block)
     return [x for r in block.results for x in e.values[r]]
 

@@ -237,43 +237,31 @@ def _swizzled_runs(
     reach = [0, 0]
     for _, width, axis, stride in spread.fields:
         reach[axis] |= ((1 << width) - 1) * stride
-    apart = all(r % 8 == 0 and not r & reach[0] and not c & reach[1] for r, c in starts)
+    apart = all(not r & reach[0] and not c & reach[1] for r, c in starts)
     whole = all(c * size % PIECE == 0 for _, c in starts)
-    if not apart or not whole or not _disjoint(spread) or size > PIECE:
-        row, column = (e.threads.part(spread.fields, a) or e.threads.constant(0) for a in (0, 1))
-        return [
-            (_swizzled_address(e, base, e.add(row, r), e.add(column, c), type_), start, count)
-            for (start, count), (r, c) in zip(runs, starts)
-        ]
 
-    def make() -> str:
-        row, column = (e.threads.part(spread.fields, a) or e.threads.constant(0) for a in (0, 1))
+    def offset(r: int = 0, c: int = 0) -> str:
+        parts = [e.threads.part(spread.fields, a) or e.threads.constant(0) for a in (0, 1)]
+        row, column = (e.add(x, by) if by else x for x, by in zip(parts, (r, c)))
         bytes_ = e.mul(column, size)
         piece = e.shr(bytes_, 4)
         rest = e.mask(bytes_, PIECE - 1)
         return e.add(piece_offset(e, row, piece, swizzle, rows, turns), rest)
 
-    own = e.memo.once(("run", e.threads.number, spread.fields, swizzle, rows, size), make)
+    if not apart or not whole or not _disjoint(spread) or size > PIECE:
+        return [
+            (f"[{e.add(base, offset(r, c))}+0]", start, count)
+            for (start, count), (r, c) in zip(runs, starts)
+        ]
+    own = e.memo.once(("run", e.threads.number, spread.fields, swizzle, rows, size), offset)
     near = Exchanged(e, e.add(base, own))
     found = []
     for (start, count), (r, c) in zip(runs, starts):
         block, number = divmod(c * size // PIECE, turns)
+        number ^= (r * swizzle >> 7) & (turns - 1)  # as the row exchanges it
         where = near.at(number, r * swizzle + block * rows * swizzle)
         found.append((where, start, count))
     return found
-
-
-def _swizzled_address(e: Emission, base: str, row: str, column: str, type_: Memory) -> str:
-    """The address of an element of a swizzled place."""
-    size, swizzle = type_.dtype.size, SWIZZLES[type_.layout]
-    span = swizzle // size
-    block = e.shr(column, span.bit_length() - 1)
-    bytes_ = e.mul(e.mask(column, span - 1), size)
-    turn = e.mask(e.shr(e.mul(row, swizzle), 7), swizzle // PIECE - 1)
-    turned = e.xor(bytes_, e.shl(turn, 4))
-    place = e.mad(row, swizzle, turned)
-    place = e.mad(block, int(type_.shape[-2]) * swizzle, place)
-    return f"[{e.add(base, place)}+0]"
 
 
 def piece_offset(e: Emission, row: str, piece: str, span: int, rows: int, turns: int) -> str:
