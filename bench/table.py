@@ -20,6 +20,7 @@ VLLM_FP8 = {1: 3.5, 8: 3.87, 32: 5.47, 128: 9.24}  # the same, weights in fp8
 PRODUCTS = (
     ("gemm-sparse", "products of fp8 with 2:4 weights beside our dense ones", 2048),
     ("gemm-block", "products of fp8 in blocks, sums promoted, beside torch's", 512),
+    ("gemm-int8", "products of int8 beside torch's, sums to the bit", 32),
 )
 PAGE = ROOT / "docs" / "results.md"
 HEAD = """# Results
@@ -198,7 +199,7 @@ def llm_table(record: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     peers = {"llm": VLLM, "llm-fp8": VLLM_FP8}
-    for kind in ("llm", "llm-fp8", "llm-fp8-cache", "llm-q4_1", "llm-q8_0"):
+    for kind in ("llm", "llm-fp8", "llm-fp8-cache", "llm-int8", "llm-q4_1", "llm-q8_0"):
         found = newest(kind)
         other = bool(found) and found["commit"] != record["commit"]  # type: ignore[index]
         note = f" (commit {found['commit']})" if other else ""  # type: ignore[index]
@@ -234,7 +235,7 @@ def llm_table(record: dict[str, Any]) -> list[str]:
     for kind, what, least in PRODUCTS:
         if found := newest(kind):
             rows = [r for r in found["rows"] if r["m"] >= least and r["ratio"]]
-            rows = [r for r in rows if "float8" in r.get("dtype", "float8")]
+            rows = [r for r in rows if r.get("dtype") != "bfloat16"]
             mean = statistics.geometric_mean(r["ratio"] for r in rows)
             lines.append(
                 f"- {what}, from {least:,} tokens (commit {found['commit']}): {mean:.2f}x, "

@@ -29,7 +29,7 @@ from tilegrad.core.dtype import bfloat16, float32, int8, int32, uint8
 from tilegrad.core.errors import UserError
 from tilegrad.core.format import format_of
 from tilegrad.core.scaled import most_of, pack_array
-from tilegrad.core.target import A100, AVX512, H200
+from tilegrad.core.target import A100, AVX512, AVX512_AMX, H200
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
@@ -37,6 +37,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
+from tilegrad.tile.check import walk
 
 BF16 = ml_dtypes.bfloat16
 ROW, TENSOR, INT8 = "E4M3_ROW_F32", "E4M3_TENSOR_F32", "INT8_ROW_F32"
@@ -336,6 +337,19 @@ def test_launches(tokens: int, form: str) -> None:
         for report in done.reports.values():
             least = 8 if form == INT8 else 0  # of q * k * v: sums are int32 first, then float32
             assert max(report.spill_stores, report.spill_loads, report.stack_bytes) <= least
+
+
+@pytest.mark.parametrize("m, n, k", [(20, 144, 272), (1, 128, 512)])
+def test_int8_on_a_cpu(m: int, n: int, k: int) -> None:
+    """Tiles of a CPU's units multiply codes of int8; one token is a sum over rows of codes."""
+    target = AVX512_AMX.with_cores(2)
+    layers, result, wanted = one_product(m, n, k, (INT8, INT8))
+    (got,) = run_interpreted(target, layers.nodes, [result], layers.values)
+    assert np.abs(got - wanted).max() <= 1e-6 * np.abs(wanted).max()
+    schedule = schedule_for(layers.nodes, [result], target)
+    bodies = [s.body for kernel in schedule.kernels for s in kernel.steps if isinstance(s, Launch)]
+    units = {node.attrs.get("unit") for body in bodies for node, _ in walk(body.block)}
+    assert ("tdpbssd" in units) == (m > 1)
 
 
 @pytest.mark.parametrize("target", [A100, AVX512.with_cores(2)], ids=["a100", "avx512"])

@@ -51,10 +51,12 @@ def why_not(dot: Node, target: Target) -> str:
     if not (factored(form) and factored(given)) and not in_blocks(form, given):
         return "codes of a row have more than one factor, and those of blocks are others"
     assert form.element is not None and given.element is not None
-    kinds, pair = {unit.inputs for unit in target.asynchronous_units}, (given.element, form.element)
+    units = target.asynchronous_units if target.has_threads else target.matrix
+    kinds, pair = {unit.inputs for unit in units}, (given.element, form.element)
     if tuple(element.dtype for element in pair) not in kinds:
         return f"no matrix unit of {target.name} multiplies {given.element.name}"
-    if pair[0].dtype is not pair[1].dtype or pair[0].dtype not in (float8_e4m3, int8):
+    taken = (float8_e4m3, int8) if dot.op is ops.dot else (float8_e4m3,)
+    if pair[0].dtype is not pair[1].dtype or pair[0].dtype not in taken:
         return f"codes are of E4M3 or int8, not of {given.element.name} and {form.element.name}"
     if given.sparse:
         return "two of every four are kept of its other operand"

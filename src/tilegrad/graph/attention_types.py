@@ -155,7 +155,9 @@ def check_inputs(
             )
 
 
-def _check(s: Sizes, more: Sequence[Node], attrs: dict[str, Any]) -> None:
+def attention_type(q: Node, k: Node, v: Node, *more: Node, **attrs: Any) -> Tuple:
+    """(out, lse)."""
+    s = sizes((q, k, v), attrs["orders"])
     extras, band = attrs["extras"], attrs["band"]
     if len(extras) != len(more) or len(set(extras)) != len(extras) or set(extras) - set(EXTRAS):
         raise _fail(f"the extras {extras} do not name {len(more)} inputs")
@@ -188,12 +190,6 @@ def _check(s: Sizes, more: Sequence[Node], attrs: dict[str, Any]) -> None:
     given = dict(zip(extras, more))
     none = packed and given["query_starts"].shape == (0,)  # not even an end
     check_inputs(OP, given, EXTRAS, {**vars(s), STARTS[0]: 1} if none else vars(s))
-
-
-def attention_type(q: Node, k: Node, v: Node, *more: Node, **attrs: Any) -> Tuple:
-    """(out, lse)."""
-    s = sizes((q, k, v), attrs["orders"])
-    _check(s, more, attrs)
     result = Array(s.result(attrs["orders"][3]), q.dtype)
     return Tuple((result, Array(s.rows, sum_dtype(q.dtype))))
 

@@ -62,14 +62,6 @@ def queries_of(node: Node, most: bool = False) -> int:
     return node.attrs["queries"] or max(1, high(x.tokens) // requests)
 
 
-def seconds_of(node: Node, target: Target) -> float:
-    """The roofline of attention over all pages that a request may have."""
-    x = shape_of(node)
-    keys = min(high(x.most_pages), high(x.pages)) * x.page
-    flops = 2 * high(x.tokens) * keys * x.heads * (x.width + x.value_width)
-    return roofline_of(node, target, flops)
-
-
 # ---- attention ----------------------------------------------------------------------------------
 
 
@@ -84,9 +76,13 @@ class Attention(Chosen):
         raise InternalError("schedule.paged", f"{self.name} has no kernel")
 
     def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
-        """The one Plan, or why there is none."""
-        found = self.kernels(node, shape_of(node), target)
-        return found if isinstance(found, str) else [Offer(seconds_of(node, target))]
+        """The one Plan, by the roofline over all pages that a request may have, or why there is
+        none."""
+        x = shape_of(node)
+        found = self.kernels(node, x, target)
+        keys = min(high(x.most_pages), high(x.pages)) * x.page
+        flops = 2 * high(x.tokens) * keys * x.heads * (x.width + x.value_width)
+        return found if isinstance(found, str) else [Offer(roofline_of(node, target, flops))]
 
     def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
@@ -277,22 +273,17 @@ class Append(Chosen):
 def with_norms(
     node: Node, inputs: Sequence[Node], near: Surroundings, target: Target
 ) -> tuple[Sequence[Node], Rotary]:
-    """What an append takes and how it turns heads: it does their norms too, where it may."""
-    found, rotary = head_norms(node, inputs, near), Rotary(**node.attrs)
-    if not found or not target.has_threads or invariant() or not rotary.whole(shape_of(node)):
+    """What an append takes and how it turns heads: it does their norms too, where it may, and where
+    queries and keys both have one, with weights of one dtype, that nothing but the append reads."""
+    alone = [near.readers.get(i) == [node] and i not in near.results for i in node.inputs[:2]]
+    found: list[LastNorm] = [n for n in map(last_norm, inputs[:2]) if n is not None]
+    rotary, dtypes = Rotary(**node.attrs), {norm.weight.dtype for norm in found}
+    may = target.has_threads and not invariant() and rotary.whole(shape_of(node))
+    if not may or not all(alone) or len(dtypes) != 1 or len(found) != 2:
         return inputs, rotary
     (q, k), (_, _, v, speeds, *rest) = found, inputs
     norms = HeadNorms((q.epsilon, k.epsilon), q.weight.dtype)
     return (q.source, k.source, v, speeds, q.weight, k.weight, *rest), replace(rotary, norms=norms)
-
-
-def head_norms(node: Node, inputs: Sequence[Node], near: Surroundings) -> list[LastNorm]:
-    """The norms of queries and of keys, where both have one, with weights of one dtype, that
-    nothing but the append reads; else none."""
-    alone = [near.readers.get(i) == [node] and i not in near.results for i in node.inputs[:2]]
-    found = [norm for norm in map(last_norm, inputs[:2]) if norm is not None]
-    alike = len({norm.weight.dtype for norm in found}) == 1
-    return found if all(alone) and alike and len(found) == 2 else []
 
 
 def attention_of(node: Node, near: Surroundings) -> Node | None:

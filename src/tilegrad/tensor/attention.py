@@ -61,7 +61,10 @@ def attention(
     one more score for each head, of a key that has no value.
     """
     parents = [q, k, v, bias, slopes, sinks]
-    (q, k, v), order = _laid((q, k, v), layout)
+    order = layout if "b" in layout else "b" + layout
+    q, k, v = (node_of(x) for x in (q, k, v))
+    if order != layout:
+        q, k, v = (build.unsqueeze(x, 0) for x in (q, k, v))
     sizes = sizes_of((q, k, v), (order,) * 4)
     extras = (bias, mask, slopes, sinks, key_lengths, query_starts, key_starts)
     more = _extras(dict(zip(EXTRAS, extras)), sum_dtype(q.dtype))
@@ -100,14 +103,6 @@ def _usual_scale(width: Size) -> float:
 
 
 # ---- checks ---------------------------------------------------------------------------------
-
-
-def _laid(values: tuple[Any, ...], layout: str) -> tuple[list[Node], str]:
-    """Nodes with a batch, and the order of their axes."""
-    nodes = [node_of(x) for x in values]
-    if "b" in layout:
-        return nodes, layout
-    return [build.unsqueeze(x, 0) for x in nodes], "b" + layout
 
 
 def _band(causal: bool | str, window: Any, sizes: Sizes, packed: bool) -> graph.Band:

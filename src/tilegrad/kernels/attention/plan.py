@@ -241,12 +241,6 @@ def backward_bytes(x: AttentionShape, plan: BackwardPlan, side: str) -> int:
     return ROWS * wide + plan.key_stages * plan.keys * wide + 512
 
 
-def accumulators(x: AttentionShape, plan: BackwardPlan) -> int:
-    """Registers of the sums of one consumer."""
-    width, value_width = (w // 2 for w in columns_of(x, plan))
-    return max(width, value_width) if plan.apart else width + value_width
-
-
 def backward_why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str:
     """Why no Body can be right for a shape (with a Plan); '' where one can."""
     why = unit_why_not(x, forward=False)
@@ -257,11 +251,12 @@ def backward_why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str
     odd = [b for b in (plan.queries, plan.keys) if b % 16 or not 16 <= b <= 256]
     whole = 128 if columns_of(x, plan)[0] <= 64 else 64
     unsummed = plan.apart or "query_starts" in x.extras
+    sums = [width // 2 for width in columns_of(x, plan)]  # registers of one consumer
     return first_wrong(
         (odd, "blocks are multiples of 16 up to 256"),
         (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
         (plan.fast and unsummed, "no sums of sequences in a row, or of wide heads"),
-        (accumulators(x, plan) > 128, "accumulators do not fit the registers"),
+        ((max if plan.apart else sum)(sums) > 128, "accumulators do not fit the registers"),
         (min(plan.query_stages, plan.key_stages) < 2, "a ring has two stages or more"),
         (plan.section < 1, "programs of one head or more are mixed"),
         (most > SHARED_BYTES, "the ring does not fit shared memory"),

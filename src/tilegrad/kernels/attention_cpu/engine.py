@@ -175,10 +175,11 @@ class Vectors:
     @tile.function
     def copy(self, name: str, head: Any, first: Any, count: Any, place: Any) -> None:
         """place[r, :] = token first + r."""
+        n = self.plan.lanes
         for r in tile.range(0, count, bounds=(0, place.shape[0] - 1)):
             token = self.source.place(name, head, first + r)
-            for d in range(0, self.source.width(name), self.plan.lanes):
-                tile.store(place, (r, d), self.source.line(token, d, self.plan.lanes), axes=(1,))
+            for d in range(0, self.source.width(name), n):
+                place[r, d : d + n] = self.source.line(token, d, n)
 
     @tile.function
     def take_transposed(self, name: str, head: Any, first: Any, place: Any) -> None:
@@ -368,18 +369,14 @@ def interleaved(first: Any, second: Any) -> Any:
     return tile.reshape(tile.stack([first, second]).T, (2 * first.shape[0],))
 
 
-def turned_tokens(lines: Sequence[Any]) -> Any:
-    """32 tokens in pairs, with the pairs of an element in a row."""
-    return turned_pairs([interleaved(*lines[r : r + 2]) for r in range(0, PAIR, 2)])
-
-
 # keys as they are, and turned in pairs of keys; queries turned in pairs of d, and in pairs
 ROWS = Packing(1, PAIR, lambda lines: lines[0], lambda i, d: (i // TILE, d, i % TILE, 0), False)
-TURNED = Packing(PAIR, TILE, turned_tokens, lambda i, d: (d, i, 0, 0), True)
+TURNED = Packing(
+    PAIR,
+    TILE,
+    lambda lines: turned_pairs([interleaved(*lines[r : r + 2]) for r in range(0, PAIR, 2)]),
+    lambda i, d: (d, i, 0, 0),
+    True,
+)
 COLUMNS = Packing(TILE, PAIR, turned_pairs, lambda i, d: (i, d, 0, 0), True)
 PAIRS = ROWS._replace(tokens=2, wide=TILE, made=lambda lines: interleaved(*lines))
-
-
-def engine_of(source: Source, plan: CpuPlan) -> Vectors:
-    """The engine of a Plan."""
-    return (TileUnit if plan.unit else Vectors)(source, plan)

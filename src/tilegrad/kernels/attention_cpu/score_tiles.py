@@ -37,7 +37,7 @@ from ...tile.value import index_of
 from ..attention.holes import steepness
 from ..attention.shape import AttentionShape, Parameters, memories
 from ..attention.softmax import LN2, finite, times
-from .engine import PAIR, TILE, CpuPlan, Product, Vectors, Weights, engine_of, up
+from .engine import PAIR, TILE, CpuPlan, Product, TileUnit, Vectors, Weights, up
 from .source import Source, below
 
 MAGIC = 12582912.0  # 1.5 * 2**23: added to a small float32, its low bits are the nearest integer
@@ -150,7 +150,7 @@ class Scored(BodyWriter):
         size, heads = (plan.keys, x.key_heads) if of_keys else (plan.queries, x.heads)
         grid, block, head, _ = self.source.program(self.of, size, heads)
         self.head, self.key_head = head, head if of_keys else head // x.group
-        self.allocate_scratch(engine_of(self.source, plan))
+        self.allocate_scratch((TileUnit if plan.unit else Vectors)(self.source, plan))
         self.work(block, size, head)
         return grid
 
@@ -239,42 +239,29 @@ def fitting(x: AttentionShape, target: Target, most: int, least: int) -> int:
     return min(queries, up(count, least))
 
 
-def unit_of(x: AttentionShape, target: Target) -> str:
-    """The matrix unit that multiplies tiles of bfloat16, or ''."""
-    found = [
+def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan:
+    """The Plan for a shape: blocks that leave scores, keys and values in the L2 cache; backward has
+    fewer keys, since more lies beside them."""
+    lanes, aligned = target.lanes(x.sum_dtype), invariant() and not backward
+    units = [
         u.name
         for u in target.matrix_units(x.dtype, x.dtype)
         if (u.m, u.n, u.k) == (TILE, TILE, PAIR) and x.dtype is bfloat16
     ]
-    return found[0] if found and target.lanes(x.sum_dtype) == TILE else ""
-
-
-def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan:
-    """The Plan for a shape: blocks that leave scores, keys and values in the L2 cache; backward has
-    fewer keys, since more lies beside them."""
-    lanes, unit = target.lanes(x.sum_dtype), unit_of(x, target)
-    aligned = invariant() and not backward
-    if unit:
+    if units and lanes == TILE:
         queries = fitting(x, target, 128 if backward else 512, PAIR)
         wide = 64 < max(x.width, x.value_width) <= 128
         block = 128 if backward else 512 if wide else 256
         keys = min(block, PAIR * max(1, -(-high(x.keys) // PAIR)))
         part = 0 if backward else 64 if queries % 64 == 0 else PAIR
-        return CpuPlan(queries, keys, TILE, 2, TILE, unit, part, aligned)
-    rows, across = register_tile(target)
-    panel = across * lanes
+        return CpuPlan(queries, keys, TILE, 2, TILE, units[0], part, aligned)
+    rows = 8 if target.multiplies_by_lane else 13 if target.vector_registers >= 32 else 5
+    across, panel = 2, 2 * lanes  # vectors of a register tile, and their elements
     queries = max(panel, min(128, up(high(x.queries), panel)))
     if not backward:
         queries = fitting(x, target, 128 // panel * panel, panel)
     keys = min((130 if backward else 256) // rows * rows, up(high(x.keys), rows))
     return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=aligned)
-
-
-def register_tile(target: Target) -> tuple[int, int]:
-    """Rows and vectors of a register tile."""
-    if target.multiplies_by_lane:
-        return 8, 2
-    return (13, 2) if target.vector_registers >= 32 else (5, 2)
 
 
 class Forward(Scored):

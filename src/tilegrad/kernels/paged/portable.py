@@ -86,7 +86,7 @@ def request_of(token: Any, lengths: Any, query_starts: Any) -> tuple[Any, Any]:
         start, stop = (tile.load(query_starts[number + i]) for i in range(2))
         mine = (start <= here) & (here < stop)
         request = tile.where(mine, tile.cast(number, int32), request)
-        known = lengths[number] - (stop - here) + 1
+        known = tile.load(lengths[number]) - (stop - here) + 1
         seen = tile.where(mine, known, seen)
     return request, seen
 

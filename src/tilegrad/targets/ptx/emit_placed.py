@@ -125,16 +125,32 @@ def send(e: Emission, node: Node) -> None:
     if type_.layout not in allowed or type_.dtype.size != WORD:
         raise InternalError("ptx.emit", f"no stores of {type_} to other programs")
     registers = e.values.get(value, spread)
-    if to == "one":
-        send_one(e, node, registers, spread)
-        return
-    base = lead_address(e, place, index)
     landing = barrier_address(e, barrier, stage)
-    steps = [int(s) for s in type_.element_strides()[len(index) :]]
     if to == "shares":
-        send_shares(e, registers, spread, base, landing, steps, int(type_.shape[len(index)]))
+        steps = [int(s) for s in type_.element_strides()[len(index) :]]
+        each, base = int(type_.shape[len(index)]), lead_address(e, place, index)
+        send_shares(e, registers, spread, base, landing, steps, each)
+        return
+    if to == "one":
+        rank, *index = index
+        ranks, owner = [e.values.index32(rank)], e.threads.owner(spread)
     else:
-        send_whole(e, registers, spread, base, landing, steps)
+        ranks, owner = ranks_of(e, spread)
+    for one in ranks:
+        start, its_landing = there(e, e.pointers[place], one), there(e, landing, one)
+        for where, at, count in place_runs(e, place, index, spread, start):
+            store_async(e, where, its_landing, registers[at : at + count], owner)
+
+
+def ranks_of(e: Emission, spread: Spread) -> tuple[Registers, str]:
+    """The programs that this warp sends all of a value to, and who does."""
+    threads, programs = e.threads, int(e.body.notes["cluster"][0])
+    warps = threads.count // WARP
+    if programs % warps or any(s + width > 5 for s, width, _, _ in spread.fields):
+        return [threads.constant(r) for r in range(programs)], threads.owner(spread)
+    warp = e.shr(threads.number, 5)
+    owner = e.test("eq.s32", e.mask(threads.number, spread.copies(WARP)), 0)
+    return [e.add(warp, r) for r in range(0, programs, warps)], owner
 
 
 def send_shares(
@@ -158,49 +174,14 @@ def send_shares(
         mine = e.add(row, first) if first else row
         rank = e.shr(mine, each.bit_length() - 1)
         address = e.mad(e.mask(mine, each - 1), steps[0] * WORD, base)
-        address = e.add(address, offsets[start]) if offsets[start] else address
-        send_run(e, address, landing, rank, registers[start : start + count], owner)
-
-
-def send_whole(
-    e: Emission, registers: Registers, spread: Spread, base: str, landing: str, steps: list[int]
-) -> None:
-    """All of a value to all programs."""
-    threads, bytes_ = e.threads, [s * WORD for s in steps]
-    programs, warps = int(e.body.notes["cluster"][0]), threads.count // WARP
-    base, offsets = threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
-    ranks, owner = [threads.constant(r) for r in range(programs)], threads.owner(spread)
-    if programs % warps == 0 and all(s + width <= 5 for s, width, _, _ in spread.fields):
-        warp = e.shr(threads.number, 5)
-        ranks = [e.add(warp, r) for r in range(0, programs, warps)]
-        owner = e.test("eq.s32", e.mask(threads.number, spread.copies(WARP)), 0)
-    for start, count in runs_of(spread, steps, 16, WORD):
-        address = e.add(base, offsets[start]) if offsets[start] else base
-        for rank in ranks:
-            send_run(e, address, landing, rank, registers[start : start + count], owner)
-
-
-def send_one(e: Emission, node: Node, registers: Registers, spread: Spread) -> None:
-    """All of a value to one program."""
-    place, _, barrier, stage, rank, *index = node.inputs
-    owner, to = e.threads.owner(spread), e.values.index32(rank)
-    landing = barrier_address(e, barrier, stage)
-    start, landing = there(e, e.pointers[place], to), there(e, landing, to)
-    for where, at, count in place_runs(e, place, index, spread, start):
-        store_async(e, where, landing, registers[at : at + count], owner)
+        where = f"[{there(e, address, rank)}+{offsets[start]}]"
+        part = registers[start : start + count]
+        store_async(e, where, there(e, landing, rank), part, owner)
 
 
 def there(e: Emission, address: str, rank: str) -> str:
     """An address like this program's own in the program of a rank."""
     return e.value("mapa.shared::cluster.u32", address, rank)
-
-
-def send_run(
-    e: Emission, address: str, landing: str, rank: str, registers: Sequence[str], owner: str
-) -> None:
-    """Neighbouring elements, to a place like this program's own in the program of a rank."""
-    where = f"[{there(e, address, rank)}]"
-    store_async(e, where, there(e, landing, rank), registers, owner)
 
 
 def store_async(
