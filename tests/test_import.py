@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tilegrad.schedule.families import TABLE
 
+BENCHES = Path(__file__).parents[1] / "bench"
 THIRD_PARTIES = {"numpy", "ml_dtypes"}
 SCRIPT = """
 import json, sys, threading, time
@@ -89,3 +94,15 @@ def test_a_cold_read_imports_what_it_needs(tmp_path: Path) -> None:
     assert not [n for n in names if n.startswith(("tilegrad.targets.ptx", "tilegrad.kernels"))]
     families = {row.where.partition(":")[0] for row in TABLE if isinstance(row.where, str)}
     assert [n for n in families if f"tilegrad.schedule.{n}" in names] == ["loops"]
+
+
+@pytest.mark.parametrize("script", sorted(BENCHES.glob("*.py")), ids=lambda p: p.stem)
+def test_what_a_bench_imports_is_there(script: Path) -> None:
+    """Benches that need a GPU run nowhere else: at least the names that they import exist."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tilegrad"):
+            continue
+        module = importlib.import_module(str(node.module))
+        for name in node.names:
+            if not hasattr(module, name.name):
+                importlib.import_module(f"{node.module}.{name.name}")

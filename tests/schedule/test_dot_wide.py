@@ -291,8 +291,8 @@ PLAIN: dict[str, tuple[Made, tuple[np.ndarray, ...]]] = {
         lambda x, y: build.dot(x, y, batch=((0, 2), (0, 1)), contract=((3,), (2,))),
         (numbers(2, 24, 3, 64), numbers(2, 3, 64, 40)),
     ),
-    "results that are integers": (
-        lambda x, y: build.cast(build.matmul(x, y), BY_NUMPY[np.dtype(np.int32)]),
+    "results of 64 bits": (
+        lambda x, y: build.cast(build.matmul(x, y), BY_NUMPY[np.dtype(np.int64)]),
         ((numbers(24, 64) > 1).astype(BF16), (numbers(64, 40) > 1).astype(BF16)),
     ),
 }

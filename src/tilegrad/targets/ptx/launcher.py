@@ -222,9 +222,10 @@ def _is_symbolic(entry: Entry) -> bool:
 # ---- graphs -------------------------------------------------------------------------------------
 
 
-def run_directly(device: Context, operations: Iterable[Operation]) -> None:
-    """Put operations on the stream one by one."""
-    after_kernel = False
+def run_directly(
+    device: Context, operations: Iterable[Operation], after_kernel: bool = False
+) -> None:
+    """Put operations on the stream one by one; `after_kernel`: what comes before is ours."""
     for operation in operations:
         put(device, operation, after_kernel, captured=False)
         after_kernel = operation.prepared is not None
