@@ -347,7 +347,7 @@ def source(record: dict[str, Any]) -> str:
     """Where and when the figures were taken."""
     machine, versions = record["machine"], record["versions"]
     return (
-        f"{machine['cpu']}, {record['threads']} threads, {record['date'][:10]}, commit "
+        f"{machine['cpu'] or machine['system']}, {record['threads']} threads, {record['date'][:10]}, commit "
         f"{record['commit']}, torch {versions['torch']}, calibration "
         f"{record['calibration']:.0f} GFLOP/s."
     )
