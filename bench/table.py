@@ -346,8 +346,9 @@ def gpu_source(record: dict[str, Any]) -> str:
 def source(record: dict[str, Any]) -> str:
     """Where and when the figures were taken."""
     machine, versions = record["machine"], record["versions"]
+    cpu = machine["cpu"] or machine["system"]
     return (
-        f"{machine['cpu'] or machine['system']}, {record['threads']} threads, {record['date'][:10]}, commit "
+        f"{cpu}, {record['threads']} threads, {record['date'][:10]}, commit "
         f"{record['commit']}, torch {versions['torch']}, calibration "
         f"{record['calibration']:.0f} GFLOP/s."
     )
