@@ -22,7 +22,7 @@ from tilegrad.compiler.breaks import breaks_of
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core.config import override
-from tilegrad.core.dtype import bfloat16, float32, int32, uint8
+from tilegrad.core.dtype import bfloat16, float32, int64, uint8
 from tilegrad.core.errors import UserError
 from tilegrad.core.format import format_of
 from tilegrad.core.target import A100, H200, Target
@@ -173,7 +173,7 @@ def test_what_is_around(tokens: int) -> None:
 def test_no_kernel_of_the_library() -> None:
     """Results that no matrix unit stores: the kernel that multiplies unpacks."""
     layers, result, wanted = one((20,), 48, 128)
-    whole = build.cast(build.multiply(result, 8.0), int32)
+    whole = build.cast(build.multiply(result, 8.0), int64)
     assert len(block_dots([whole], layers, H200)) == 1
     assert "matrix_async" not in ops_of(launches(layers, [whole]))
     (got,) = run_interpreted(H200, layers.nodes, [whole], layers.values)

@@ -21,7 +21,7 @@ from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.compiler.sparse_weights import Kept, parse_kept
 from tilegrad.core.config import override
-from tilegrad.core.dtype import bfloat16, float32, int32
+from tilegrad.core.dtype import bfloat16, float32, int64
 from tilegrad.core.errors import UserError
 from tilegrad.core.format import format_of
 from tilegrad.core.kept import positions_of, spread_out
@@ -162,7 +162,7 @@ def test_what_follows_is_the_epilogue() -> None:
 def test_no_kernel_of_the_library() -> None:
     """Results that no matrix unit stores: weights are spread out by the kernel that multiplies."""
     layers, result, wanted = one((20,), 48, 96, SIXTEEN)
-    whole = build.cast(build.multiply(result, 8.0), int32)
+    whole = build.cast(build.multiply(result, 8.0), int64)
     assert len(sparse_dots([whole], layers, H200)) == 1
     assert "matrix_async" not in bodies(layers, [whole])
     (got,) = run_interpreted(H200, layers.nodes, [whole], layers.values)
