@@ -298,6 +298,13 @@ PLAIN: dict[str, tuple[Made, tuple[np.ndarray, ...]]] = {
 }
 
 
+@pytest.mark.parametrize("name", ["int8", "int32"])
+def test_whole_results(name: str) -> None:
+    """A product of floats may be stored as whole numbers."""
+    values = ((numbers(24, 64) > 1).astype(BF16), (numbers(64, 48) > 1).astype(BF16))
+    check(lambda x, y: build.cast(build.matmul(x, y), BY_NUMPY[np.dtype(name)]), *values)
+
+
 @pytest.mark.parametrize("why", PLAIN)
 def test_falls_back(why: str) -> None:
     """To the plain tiled matmul, with the same numbers."""
