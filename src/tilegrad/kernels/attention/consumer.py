@@ -133,8 +133,8 @@ class ConsumerRows:
         # what lies after the last row of several sequences is another one's
         if self.k.order.packed and tile.less(0, self.row + 64 - self.work.queries):
             mask = softmax.first_of(64, left)[:, None]
-            result = result[:, : x.value_width]
-            tile.store(holes.tokens("out", self.row, result.shape), result, mask=mask)
+            some = result[:, : x.value_width]
+            tile.store(holes.tokens("out", self.row, some.shape), some, mask=mask)
         else:
             self.write_out(result)
         natural, inside = softmax.log_sums(sums, top), None
