@@ -369,7 +369,19 @@ def test_other_floats(kinds: tuple[str, str]) -> None:
     _, stages = run_pipeline(layers.nodes, [result], H200)
     (stage,) = (s for s in stages if s.name == "weights")
     assert "product_of_codes" not in stage.fired
-    assert any("are of E4M3 or int8, not of" in note for note in stage.notes), stage.notes
+    assert any("are of float8_e4m3 or int8, not of" in note for note in stage.notes), stage.notes
+    (got,) = run_interpreted(H200, layers.nodes, [result], layers.values)
+    assert np.abs(got - wanted).max() <= 1e-2 * np.abs(wanted).max()
+
+
+def test_blocks_of_int8_are_unpacked() -> None:
+    """Sums of blocks are promoted for fp8 alone."""
+    layers, result, wanted = one_product(20, 128, 256, ("INT8_G128_F32", "INT8_128X128_F32"))
+    for target in (H200, AVX512_AMX.with_cores(2)):
+        _, stages = run_pipeline(layers.nodes, [result], target)
+        (stage,) = (s for s in stages if s.name == "weights")
+        assert "product_of_codes" not in stage.fired
+        assert any("float8_e4m3, not of" in note for note in stage.notes), stage.notes
     (got,) = run_interpreted(H200, layers.nodes, [result], layers.values)
     assert np.abs(got - wanted).max() <= 1e-2 * np.abs(wanted).max()
 

@@ -55,9 +55,10 @@ def why_not(dot: Node, target: Target) -> str:
     kinds, pair = {unit.inputs for unit in units}, (given.element, form.element)
     if tuple(element.dtype for element in pair) not in kinds:
         return f"no matrix unit of {target.name} multiplies {given.element.name}"
-    taken = (float8_e4m3, int8) if dot.op is ops.dot else (float8_e4m3,)
+    taken = [float8_e4m3, *([int8] if dot.op is ops.dot and not form.grain.columns else [])]
     if pair[0].dtype is not pair[1].dtype or pair[0].dtype not in taken:
-        return f"codes are of E4M3 or int8, not of {given.element.name} and {form.element.name}"
+        names = " or ".join(dtype.name for dtype in taken)
+        return f"codes are of {names}, not of {given.element.name} and {form.element.name}"
     if given.sparse:
         return "two of every four are kept of its other operand"
     unfit = sparse_weights.why_not(form, weight.shape[-1], target) if form.sparse else ""
