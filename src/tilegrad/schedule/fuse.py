@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..core.target import Target
 from ..graph import ops
-from ..ir.node import Node, needs, topological, users
+from ..ir.node import Node, needs, topological, users, walk
 from ..ir.symbol import high
 from ..ir.types import Array, product
 from .access import MOVEMENT, Readers, readers_through
@@ -58,8 +58,15 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node], has_thread
         elif joins(node):
             values.update(stored_part(i) for i in node.inputs)
         elif node.op is ops.update:  # it may be in place: what reads the state is known before
-            values.update(i for i in node.inputs[1:] if node.inputs[0] in leaves_of(i, values))
+            state, *others = node.inputs
+            values.update(i for i in others if i not in values and _reads(i, state, values))
     return extents
+
+
+def _reads(node: Node, state: Node, values: set[Node]) -> bool:
+    """Whether an expression reads a state, which may be stored later than it is asked."""
+    below = walk(needs(node), lambda n: () if n in values or n is state else n.inputs)
+    return any(n is state for n in below)
 
 
 def _is_value(node: Node, readers: Readers, values: set[Node]) -> bool:

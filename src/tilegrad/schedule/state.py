@@ -12,10 +12,8 @@ from typing import Any
 from ..core.errors import StateError
 from ..graph import ops
 from ..ir.block import Block
-from ..ir.node import Node, needs, walk
-from ..ir.symbol import loop_index
+from ..ir.node import Node, needs
 from ..ir.types import Tuple, product
-from .access import symbolic
 from .lowering import Lowering
 from .region import Region, bit, in_order, need
 from .schedule import Copy, Slot
@@ -37,7 +35,7 @@ def order_updates(lowering: Lowering) -> None:
                 continue
             others = [r for r in readers.get(state, ()) if r is not region]
             late = [r for r in others if r.needs >> region.number & 1]
-            if needs(region.anchor).count(state) > 1 or computed_of(lowering, region, state):
+            if needs(region.anchor).count(state) > 1:
                 late = [region]  # it reads what it would overwrite
             if late or state in lowering.wanted:
                 if state in lowering.strict and promised:
@@ -48,18 +46,6 @@ def order_updates(lowering: Lowering) -> None:
                 region.after.add(r.number)
                 dependents.setdefault(r.number, []).append(region)
                 need(region, bit(r.number) | r.needs, dependents)
-
-
-def computed_of(lowering: Lowering, region: Region, state: Node) -> bool:
-    """Whether values that an update writes where only the run knows are computed of its state as
-    they are written: an element may be overwritten before it is read."""
-    if region.kind != "update":
-        return False
-    values, (_, value, *indices) = lowering.fuser.values, region.anchor.inputs
-    probe = tuple(loop_index(f"probe{i}", s) for i, s in enumerate(indices[0].shape))
-    known = all(symbolic(index, probe, values) is not None for index in indices)
-    read = walk((value, *indices), lambda n: () if n in values else n.inputs)
-    return not known and any(n is state for n in read)
 
 
 def refuse(reader: Node) -> StateError:
