@@ -136,8 +136,9 @@ def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) 
     try:
         Machine(None, order).run(programs)
     except DeadlockError as error:
-        nodes = [wait.node for wait in error.waits]
-        order.report("deadlock", "; ".join(map(str, error.waits)), *nodes[:2])
+        node, other = [*(wait.node for wait in error.waits), None][:2]
+        assert node is not None
+        order.report("deadlock", "; ".join(map(str, error.waits)), node, other)
     return list(order.findings.values())
 
 
