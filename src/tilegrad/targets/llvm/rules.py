@@ -61,11 +61,8 @@ def literal(value: Any, dtype: DType) -> str:
     if dtype.kind == "bool":
         return "true" if value else "false"
     if dtype.is_float:
-        if dtype is dtypes.float64:
-            return "0x" + struct.pack(">d", float(value)).hex().upper()
-        if dtype is dtypes.float32:
-            rounded = float(dtypes.float32.numpy.type(value))
-            return "0x" + struct.pack(">d", rounded).hex().upper()
+        if dtype.bits >= 32:
+            return "0x" + struct.pack(">d", float(dtype.numpy.type(value))).hex().upper()
         return str(int(dtype.numpy.type(value).view("uint16" if dtype.bits == 16 else "uint8")))
     return str(int(value))
 
