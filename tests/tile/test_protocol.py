@@ -24,13 +24,13 @@ import bodies
 import mutants
 from looped import looped
 from placed_builder import PlacedBuilder
+from product_bodies import wide_matmul
 
 from tilegrad.core.dtype import bfloat16, float32, int64
 from tilegrad.core.errors import InternalError
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile import interpret, ops, placed
 from tilegrad.tile.build import Body, fill
 from tilegrad.tile.check import Finding
