@@ -50,6 +50,13 @@ FINDS = {
             "v2 = m.fmax(v0, v1)",
         ],
     ),
+    "one key weighs 1: its score has a derivative of two large terms, which cancel": (
+        [("float32", np.sin(np.arange(576) ** 1.5).reshape(9, 64) * 3)],
+        [
+            "v0 = F.softmax(x0 @ x0.transpose(-1, -2) * 0.3, dim=-1) @ x0",
+            "v1 = v0 + m.logsumexp(v0, -2, keepdim=True)",
+        ],
+    ),
     "a padded row of what is rolled: every lane lies past the end of what is joined": (
         [("bfloat16", np.resize(SPREAD, (13, 14))), ("bfloat16", SPREAD[:1, None])],
         ["v0 = m.logcumsumexp(m.roll(x0, -1), -1)", "v1 = m.lerp(v0, x1, 0.25)"],
