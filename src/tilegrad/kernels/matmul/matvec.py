@@ -82,7 +82,7 @@ def choose(x: Operands, target: Target) -> Choice[MatvecPlan]:
     """A Plan: as many rows as registers hold well; weights are rows, as in a turned wide matmul."""
     warps = warps_of(high(x.k))
     each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
-    most = EACH if warps > FEW else 2 * EACH
+    most = EACH if warps > SMALL else 2 * EACH
     rows = next(r for r in (8, 4, 2, 1) if r * each <= most or r == 1)
     rows = max(rows, x.products)
     sizes = x.weights or (high(x.n),)
