@@ -53,6 +53,8 @@ def why_not(dot: Node, target: Target) -> str:
     assert form.element is not None and given.element is not None
     units = target.asynchronous_units if target.has_threads else target.matrix
     kinds, pair = {unit.inputs for unit in units}, (given.element, form.element)
+    if target.multiplies_bytes:
+        kinds.add((int8, int8))
     if tuple(element.dtype for element in pair) not in kinds:
         return f"no matrix unit of {target.name} multiplies {given.element.name}"
     taken = [float8_e4m3, *([int8] if dot.op is ops.dot and not form.grain.columns else [])]

@@ -42,7 +42,7 @@ from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
 from . import plan as plans
 from . import sheet as parameters
-from .access import Index, atom_of, offset_of, reads_below
+from .access import Condition, Index, atom_of, offset_of, reads_below
 from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .plan import Plan
 from .problem import breaks_of_groups, problem_of, stride_of
@@ -52,11 +52,15 @@ from .sheet import Parameter, Sheet
 FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
 
+Operand = Callable[[Size, Size], Node]  # what is packed of an operand at (k, row or column)
+
 
 class DotLowering:
     """Lowers one dot Region: a record of what its one program knows of itself."""
 
     keeps_sums = True  # whether sums over a part of k are kept in memory
+    word = 1  # neighbours along k that are packed as one element
+    step = 1  # multiples of k that are packed: beyond the end of k they are 0
     plan: Plan
     batch: Size  # of the program, whose rows and columns begin here
     row: Size
@@ -71,11 +75,17 @@ class DotLowering:
         self.accumulator = dtypes.accumulator(region.anchor.inputs[0].dtype).wide
         self.input = self.accumulator  # what operands are packed as
 
+    @property
+    def depth(self) -> Size:
+        """The length of k, as it is packed."""
+        return ceil_divide(self.problem.sizes[2], self.word)
+
     def choose(self) -> Plan:
         """The cheapest Plan for these sizes."""
         problem = self.problem
         turned = problem.b.op is ops.permute or (problem.grouped and problem.k_last)
-        sizes = plans.Problem(*problem.most, turned, not self.sums_in_result())
+        batch, m, _, n = problem.most
+        sizes = plans.Problem(batch, m, high(self.depth), n, turned, not self.sums_in_result())
         plan = plans.choose_plan(sizes, self.target, self.accumulator)
         return replace(plan, block_m=self.rows_of_group(plan.mr)) if problem.grouped else plan
 
@@ -88,7 +98,7 @@ class DotLowering:
     def lower(self) -> Made:
         """The Body."""
         self.plan = self.choose()
-        self.parts = ceil_divide(self.problem.sizes[2], self.plan.block_k)
+        self.parts = ceil_divide(self.depth, self.plan.block_k)
         self.sheet = Sheet(self.name, [*parameters.of_region(self.region), *self.partial_sums()])
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
         self.partial = self.sheet.others.get("partial")
@@ -130,10 +140,15 @@ class DotLowering:
     def multiplies_by_lane(self) -> bool:
         """Whether a register tile takes its rows of a from lanes of one vector: squares of a are
         turned for it, so they must be whole."""
-        k, plan = self.problem.sizes[2], self.plan
-        whole = modulo(k, plan.lanes) == 0 and plan.block_k % plan.lanes == 0
-        squares = plan.lanes > 1 and plan.mr % plan.lanes == 0 and whole
+        plan = self.plan
+        squares = plan.lanes > 1 and plan.mr % plan.lanes == 0 and self.even
         return self.target.multiplies_by_lane and squares
+
+    @property
+    def even(self) -> bool:
+        """Whether k is whole vectors of what is packed, and its blocks are."""
+        k, lanes = self.problem.sizes[2], self.plan.lanes
+        return modulo(k, lanes * self.word) == 0 and self.plan.block_k % lanes == 0
 
     def strides(
         self, x: Node, index: Callable[..., Index], rows: Size, columns: Size
@@ -156,7 +171,7 @@ class DotLowering:
 
     def blocks_of_k(self) -> None:
         """All blocks of k, one after another."""
-        k, block = self.problem.sizes[2], self.plan.block_k
+        k, block = self.depth, self.plan.block_k
         end = maximum(k, 1) if low(k) < 1 else k  # a sum of nothing is written too
         for at in self.b.each("k_block", 0, end, block):
             with self.e.scope():
@@ -180,11 +195,11 @@ class DotLowering:
         """How b lies: 'turned', with k along memory, in 'lines' along n, or in 'pieces'."""
         (_, _, k, n), plan = self.problem.sizes, self.plan
         along_k, along_n = self.strides(self.problem.b, self.problem.index_b, k, n)
-        even = isinstance(k, int) and k % plan.lanes == 0 and plan.block_k % plan.lanes == 0
         turned = (
             along_n not in (0, 1)
             and along_k == 1
-            and even
+            and isinstance(k, int)
+            and self.even
             and modulo(n, plan.nr) == 0
             and plan.lanes & (plan.lanes - 1) == 0
             and plan.lanes > 1
@@ -194,12 +209,35 @@ class DotLowering:
     def a_at(self, k: Size, row: Size) -> Node:
         """What is packed of a."""
         p = self.problem
-        return self.b.cast(self.e.value(p.a, p.index_a(self.batch, row, k)), self.input)
+        return self.value_at(p.a, p.index_a(self.batch, row, k), k)
 
     def b_at(self, k: Size, column: Size) -> Node:
         """What is packed of b."""
         p = self.problem
-        return self.b.cast(self.e.value(p.b, p.index_b(self.batch, k, column)), self.input)
+        return self.value_at(p.b, p.index_b(self.batch, k, column), k)
+
+    def value_at(self, x: Node, index: Index, k: Size) -> Node:
+        """A value of an operand, 0 where k is past its end."""
+        condition, size = Condition(k, self.problem.sizes[2]), self.problem.sizes[2]
+        if modulo(size, self.step) == 0 or condition.holds():
+            value = self.e.value(x, index)
+        else:
+            value = self.e._guarded(x, index, [condition])
+        return self.b.cast(value, self.input)
+
+    def packed(self, operand: Operand, k: Size, other: Size, lanes: int) -> Node:
+        """What is packed of one k, for each of some places of the other axis."""
+        return self.b.broadcast(operand(k, other), (lanes,))
+
+    def neighbours(self, operand: Operand, k: Size, other: Size, lanes: int, count: int) -> Node:
+        """Neighbours along k side by side, for each of some places of the other axis."""
+        places = [self.b.broadcast(operand(k + t, other), (lanes,)) for t in range(count)]
+        return self.b.turned(places)
+
+    def line(self, operand: Operand, k: Size, other: Size, lanes: int, whole: bool) -> Node:
+        """What is packed of neighbours along k, of one place of the other axis."""
+        with self.e.vector(k, lanes, self.problem.sizes[2], whole) as lane:
+            return self.b.broadcast(operand(lane, other), (lanes,))
 
     def pack_b(self, at: Size, count: Size) -> None:
         """packed[panel, i, :] = b[at + i, column + panel * nr ...]."""
@@ -221,7 +259,7 @@ class DotLowering:
         """One row of one panel."""
         b, nr = self.b, self.plan.nr
         with self.columns(self.column + j * nr) as lane:
-            value = b.broadcast(self.b_at(at + i, lane), (nr,))
+            value = self.packed(self.b_at, at + i, lane, nr)
             b.store(self.packed_b, value, (j, i, 0), (2,))
 
     def pack_turned(self, at: Size, count: Size, j: Size) -> None:
@@ -235,20 +273,14 @@ class DotLowering:
                 square = b.reshape(square, (1, lanes, lanes))
                 b.store(self.packed_b, square, (j, i, piece), (0, 1, 2))
 
-    def lines(
-        self, operand: Callable[[Size, Size], Node], others: Sequence[Size], k: Size, lanes: int
-    ) -> list[Node]:
+    def lines(self, operand: Operand, others: Sequence[Size], k: Size, lanes: int) -> list[Node]:
         """Neighbours along k of an operand, for each of some places of its other axis."""
-        found = []
-        for other in others:
-            with self.e.vector(k, lanes, self.problem.sizes[2], True) as lane:
-                found.append(operand(lane, other))
-        return found
+        return [self.line(operand, k, other, lanes, True) for other in others]
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[r, i] = a[row r, at + i], or packed[i, r] in lines of k."""
-        b, e, plan = self.b, self.e, self.plan
-        (_, m, k, _), bounds = self.problem.sizes, (0, plan.block_k - 1)
+        b, plan, m = self.b, self.plan, self.problem.sizes[1]
+        bounds = (0, plan.block_k - 1)
         if self.lines_of_k and not self.along_m:
             for i in b.each("k", 0, count, plan.lanes, bounds=bounds):
                 for r in range(0, plan.mr, plan.lanes):
@@ -259,16 +291,14 @@ class DotLowering:
         if self.along_m:  # neighbouring rows at once
             width = power_of_two(plan.mr)
             for i in b.each("k", 0, count, unroll=4, bounds=bounds):
-                with e.vector(rows[0], width, m, False) as lane:
-                    x = b.broadcast(self.a_at(at + i, lane), (width,))
+                with self.e.vector(rows[0], width, m, False) as lane:
+                    x = self.packed(self.a_at, at + i, lane, width)
                     b.store(self.packed_a, x, (i, 0), (1,))
             return
-        even = modulo(k, plan.lanes) == 0 and plan.block_k % plan.lanes == 0
         for r, row in enumerate(rows):
             for i in b.each("k", 0, count, plan.lanes, unroll=4, bounds=bounds):
-                with e.vector(at + i, plan.lanes, k, even) as lane:
-                    x = b.broadcast(self.a_at(lane, row), (plan.lanes,))
-                    b.store(self.packed_a, x, (r, i), (1,))
+                x = self.line(self.a_at, at + i, row, plan.lanes, self.even)
+                b.store(self.packed_a, x, (r, i), (1,))
 
     # ---- panels ---------------------------------------------------------------------------
 
@@ -308,22 +338,30 @@ class DotLowering:
         b, plan, bounds = self.b, self.plan, (0, self.plan.block_k - 1)
 
         def step(i: Size) -> None:
-            at, axes = ((i, 0), (1, 0)) if self.lines_of_k else ((0, i), (0, 1))
-            left = b.load(self.packed_a, at, (plan.mr, 1), axes)
+            left = self.rows_at(i)
             line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
             acc[0] = self.multiplied(left, line, acc[0])
 
-        acc = [b.constant(0, self.accumulator, (plan.mr, plan.nr))]
+        acc = [self.first_sums(j)]
         whole = floor_divide(count, plan.unroll) * plan.unroll
         for i in b.each("k", 0, whole, plan.unroll, acc, bounds=bounds):
             for memory, offset in ahead:  # a line serves many steps: one of them asks for it
-                b.prefetch(memory, offset + i)
+                b.prefetch(memory, offset + i * self.word)
             for t in range(plan.unroll):
                 step(i + t)
         if modulo(count, plan.unroll) != 0:
             for i in b.each("k", whole, count, 1, acc, bounds=bounds):
                 step(i)
         return acc[0]
+
+    def rows_at(self, i: Size) -> Node:
+        """The rows of a register tile at a place of k, as a column."""
+        at, axes = ((i, 0), (1, 0)) if self.lines_of_k else ((0, i), (0, 1))
+        return self.b.load(self.packed_a, at, (self.plan.mr, 1), axes)
+
+    def first_sums(self, j: Size) -> Node:
+        """What the sums of a register tile begin with."""
+        return self.b.constant(0, self.accumulator, (self.plan.mr, self.plan.nr))
 
     def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
         """Sums with an outer product."""
@@ -344,7 +382,8 @@ class DotLowering:
                 continue
             for r in range(share):
                 far = i + plan.mr + minimum(j * share + r, plan.mr - 1)
-                found.append((self.e.memories[node], substitute(offset, {row: far, place: at})))
+                first = substitute(offset, {row: far, place: at * self.word})
+                found.append((self.e.memories[node], first))
         return found
 
     # ---- what becomes of a register tile --------------------------------------------------
@@ -380,7 +419,7 @@ class DotLowering:
 
     def is_last(self, at: Size) -> Node:
         """Whether a block of k is the last."""
-        return self.b.less_equal(self.problem.sizes[2], at + self.plan.block_k)
+        return self.b.less_equal(self.depth, at + self.plan.block_k)
 
     def finish(self, at: Size, i: Size, start: Size) -> None:
         """Hand each row of the register tile to the epilogue, or keep it for the next block."""

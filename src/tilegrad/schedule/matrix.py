@@ -16,7 +16,6 @@ from ..core.target import MatrixUnit, Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
 from ..tile import ops as tile_ops
-from .access import Condition, Index
 from .dot import DotLowering, VectorProducts
 from .family import Bodies, Offer, Offers, roofline
 from .plan import Plan
@@ -46,7 +45,7 @@ class MatrixLowering(DotLowering):
         super().__init__(*rest)
         self.unit = unit
         self.accumulator = unit.accumulator
-        self.input = unit.inputs[0]
+        self.input, self.step = unit.inputs[0], unit.k
         self.together = unit.k // TILE  # k values that stand side by side
 
     def choose(self) -> Plan:
@@ -106,15 +105,6 @@ class MatrixLowering(DotLowering):
             self.pack_b(first * self.unit.k, self.steps)
             self.panels(first * self.unit.k, self.steps)
 
-    def operand(self, x: Node, index: Index, k: Size, lanes: int) -> Node:
-        """An operand in the unit's dtype, zero where k is past its end."""
-        condition = Condition(k, self.problem.sizes[2])
-        if modulo(self.problem.sizes[2], self.unit.k) == 0 or condition.holds():
-            value = self.e.value(x, index)
-        else:
-            value = self.e._guarded(x, index, [condition])
-        return self.b.broadcast(self.b.cast(value, self.input), (lanes,))
-
     def pack_b(self, at: Size, count: Size) -> None:
         """packed[panel, step, half, k, :] = neighbours along k of 16 columns."""
         b, p, (_, _, k, n) = self.b, self.problem, self.problem.sizes
@@ -139,14 +129,10 @@ class MatrixLowering(DotLowering):
 
     def interleave(self, j: Size, s: Size, g: Size, at: Size) -> None:
         """Neighbours along k where b is read along n: rows are interleaved."""
-        b, p, together, nr = self.b, self.problem, self.together, self.plan.nr
+        b, together, nr = self.b, self.together, self.plan.nr
         base = at + s * self.unit.k + g * together
-        rows = []
-        for t in range(together):
-            k = base + t
-            with self.columns(self.column + j * nr) as lane:
-                rows.append(self.operand(p.b, p.index_b(self.batch, k, lane), k, nr))
-        wide = b.turned(rows)
+        with self.columns(self.column + j * nr) as lane:
+            wide = self.neighbours(self.b_at, base, lane, nr, together)
         value = b.reshape(wide, (2, TILE * together))
         b.store(self.packed_b, value, (j, s, 0, g, 0), (2, 4))
 
