@@ -1,7 +1,8 @@
 """Products of codes: what unpacked operands give, as a product of their codes and their scales.
 
 sum_k (s_m a_mk) (t_n b_nk) = s_m t_n sum_k a_mk b_nk: where a row of each operand has one scale (or
-all rows have), and matrix units of the Target multiply the codes themselves, nothing is unpacked.
+all rows have), and matrix units of the Target multiply the codes themselves, or instructions of a
+CPU for bytes, nothing is unpacked.
 The sum over codes is an ordinary dot, whose epilogue multiplies by both scales like any other
 factors; activations are encoded by ordinary ops, which fuse with the norm before them. Codes and
 scales of weights lie on the Device as they are stored. Invariant: values are those of the unpacked

@@ -369,20 +369,25 @@ class DotLowering:
 
     def rows_ahead(self, at: Size, i: Size, j: Size) -> list[tuple[Node, Size]]:
         """Where the next row panel will be packed from: this column panel's share of its rows."""
-        p, plan = self.problem, self.plan
-        _, m, k, _ = p.sizes
+        p, plan, m = self.problem, self.plan, self.problem.sizes[1]
         if self.along_m or high(m) <= plan.mr:
             return []
-        row, place = atom_of("far_row", m), atom_of("far_k", k)
         share = ceil_divide(plan.mr, plan.block_n // plan.nr)
+        far = [i + plan.mr + minimum(j * share + r, plan.mr - 1) for r in range(share)]
+        return self.read_along_k(p.a, lambda k, row: p.index_a(self.batch, row, k), m, at, far)
+
+    def read_along_k(
+        self, x: Node, index: Callable[[Size, Size], Index], size: Size, at: Size, far: list[Size]
+    ) -> list[tuple[Node, Size]]:
+        """What is read along k of an operand, from a place of k on, at some of its other axis."""
+        other, place = atom_of("far_row", size), atom_of("far_k", self.problem.sizes[2])
         found: list[tuple[Node, Size]] = []
-        for node, index in reads_below([(p.a, p.index_a(self.batch, row, place))], self.e.memories):
-            offset = offset_of(node, index)
-            if coefficient(offset, place) != 1 or coefficient(offset, row) in (0, None):
+        for node, at_node in reads_below([(x, index(place, other))], self.e.memories):
+            offset = offset_of(node, at_node)
+            if coefficient(offset, place) != 1 or coefficient(offset, other) in (0, None):
                 continue
-            for r in range(share):
-                far = i + plan.mr + minimum(j * share + r, plan.mr - 1)
-                first = substitute(offset, {row: far, place: at * self.word})
+            for own in far:
+                first = substitute(offset, {other: own, place: at * self.word})
                 found.append((self.e.memories[node], first))
         return found
 

@@ -25,8 +25,9 @@ from .problem import Problem
 from .region import Region
 
 SIGNS = -0x7F7F7F80  # 128 in each byte of a word
-FEW_ROWS = 4  # rows that are multiplied one after the other by weights as they lie
+FEW_ROWS = 8  # rows that are multiplied one after the other by weights as they lie
 STREAMS = 8  # columns at least whose sums are kept at a time
+LINE = 64  # bytes of b that are asked for ahead at a time
 PROGRAM_BYTES = 96 << 10  # of b, at least, for a program of few rows
 
 
@@ -103,15 +104,11 @@ class StreamedBytes(ByteLowering):
     def choose(self) -> Plan:
         """A few columns at a time, a few programs for each worker."""
         _, m, _, n = self.problem.most
-        lanes, depth, workers = (
-            self.target.lanes(self.accumulator),
-            high(self.depth),
-            self.target.cores,
-        )
-        across = max(1, STREAMS // lanes)
+        lanes, depth = self.target.lanes(self.accumulator), max(1, high(self.depth))
+        across, workers = max(1, STREAMS // lanes), self.target.cores
         each = min(4, max(1, n * depth * self.word // (PROGRAM_BYTES * workers)))
         block_n = round_up(ceil_divide(n, workers * each), across * lanes)
-        return Plan(1, across, lanes, max(1, m), block_n, max(1, depth))
+        return Plan(1, across, lanes, max(1, m), block_n, depth)
 
     def allocate_scratch(self) -> None:
         """Scratch for all rows of a, and one of 128 where it has no sign."""
@@ -132,8 +129,7 @@ class StreamedBytes(ByteLowering):
         for i in b.each("k", 0, count, plan.lanes) if not self.signed else ():
             b.store(self.packed_a, signs, (last, i), (1,))
         for j in b.each("column_panel", 0, self.live):
-            start = self.column + j * plan.nr
-            whole = modulo(n, plan.nr) == 0
+            start, whole = self.column + j * plan.nr, modulo(n, plan.nr) == 0
             columns = [start + c if whole else minimum(start + c, n - 1) for c in range(plan.nr)]
             offsets = None if self.signed else self.streamed(count, last, columns)
             for i in b.each("row", self.row, self.stop, bounds=(0, high(m) - 1)):
@@ -143,16 +139,27 @@ class StreamedBytes(ByteLowering):
                     self.put(acc, at, i, start)
 
     def streamed(self, count: Size, row: Size, columns: list[Size]) -> Node:
-        """Sums of one row with some columns."""
-        b, plan, lanes = self.b, self.plan, self.plan.lanes
+        """Sums of one row with some columns; those of the next are asked for on the way."""
+        b, p, plan, lanes = self.b, self.problem, self.plan, self.plan.lanes
+        far = [column + plan.nr for column in columns]
+        ahead = self.read_along_k(p.b, lambda k, n: p.index_b(self.batch, k, n), p.sizes[3], 0, far)
         sums = [b.constant(0, self.accumulator, (lanes,)) for _ in columns]
-        middle = floor_divide(self.problem.sizes[2], lanes * self.word) * lanes
-        for first, last, whole in ((0, middle, True), (middle, count, False)):
-            for i in b.each("k", first, last, lanes, sums) if first != last else ():
-                left = b.load(self.packed_a, (row, i), (lanes,), (1,))
-                for c, column in enumerate(columns):
-                    line = self.line(self.b_at, i, column, lanes, whole)
-                    sums[c] = self.multiplied(left, line, sums[c])
+        long = max(lanes, LINE // self.word)
+        lines, vectors = (floor_divide(p.sizes[2], x * self.word) * x for x in (long, lanes))
+        parts = (
+            (0, lines, long, True),
+            (lines, vectors, lanes, True),
+            (vectors, count, lanes, False),
+        )
+        for first, last, step, whole in parts:
+            for i in b.each("k", first, last, step, sums) if first != last else ():
+                for memory, offset in ahead:
+                    b.prefetch(memory, offset + i * self.word)
+                for at in range(0, step, lanes):
+                    left = b.load(self.packed_a, (row, i + at), (lanes,), (1,))
+                    for c, column in enumerate(columns):
+                        line = self.line(self.b_at, i + at, column, lanes, whole)
+                        sums[c] = self.multiplied(left, line, sums[c])
         squares = [sums[s : s + lanes] for s in range(0, plan.nr, lanes)]
         found = [b.reduce(b.add(tile_ops.stack_rows(*s)), 1, "sum") for s in squares]
         return b.reshape(b.add(tile_ops.stack_rows(*found)), (1, plan.nr))
