@@ -42,7 +42,7 @@ from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
 from . import plan as plans
 from . import sheet as parameters
-from .access import Condition, Index, atom_of, offset_of, reads_below
+from .access import Condition, Place, atom_of, offset_of, reads_below
 from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .plan import Plan
 from .problem import breaks_of_groups, problem_of, stride_of
@@ -52,7 +52,8 @@ from .sheet import Parameter, Sheet
 FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
 
-Operand = Callable[[Size, Size], Node]  # what is packed of an operand at (k, row or column)
+A, B = 0, 1  # the sides of a product
+SIZE = (1, 3)  # which of its sizes is that of a side's other axis
 
 
 class DotLowering:
@@ -74,11 +75,7 @@ class DotLowering:
         self.stored = region.stored
         self.accumulator = dtypes.accumulator(region.anchor.inputs[0].dtype).wide
         self.input = self.accumulator  # what operands are packed as
-
-    @property
-    def depth(self) -> Size:
-        """The length of k, as it is packed."""
-        return ceil_divide(self.problem.sizes[2], self.word)
+        self.depth = ceil_divide(self.problem.sizes[2], self.word)  # k as it is packed
 
     def choose(self) -> Plan:
         """The cheapest Plan for these sizes."""
@@ -126,7 +123,7 @@ class DotLowering:
         grid, self.batch, self.row, self.column = p.blocks(self.e, plan.block_m, plan.block_n)
         self.live = ceil_divide(minimum(p.sizes[3] - self.column, plan.block_n), plan.nr)
         self.stop = minimum(self.row + plan.block_m, p.end)
-        along_m, along_k = self.strides(p.a, p.index_a, *p.sizes[1:3])
+        along_k, along_m = self.strides(A)
         self.along_m = along_m == 1 and along_k != 1  # a lies along m rather than along k
         self.lines_of_k = self.along_m or (along_k == 1 and self.multiplies_by_lane())
         self.allocate_scratch()
@@ -150,13 +147,12 @@ class DotLowering:
         k, lanes = self.problem.sizes[2], self.plan.lanes
         return modulo(k, lanes * self.word) == 0 and self.plan.block_k % lanes == 0
 
-    def strides(
-        self, x: Node, index: Callable[..., Index], rows: Size, columns: Size
-    ) -> list[Size | None]:
-        """The element strides of an operand along its two axes, where it is linear there."""
-        probes = [loop_index("probe_row", rows), loop_index("probe_column", columns)]
-        at = index(self.batch, *probes)
-        return [stride_of(self.e, x, at, probe) for probe in probes]
+    def strides(self, side: int) -> list[Size | None]:
+        """The strides of an operand along k and along its other axis, where it is linear there."""
+        sizes = self.problem.sizes
+        probes = loop_index("probe_k", sizes[2]), loop_index("probe_other", sizes[SIZE[side]])
+        place = self.place(side, *probes)
+        return [stride_of(self.e, *place, probe) for probe in probes]
 
     def allocate_scratch(self) -> None:
         """Scratch for what is packed, and for a register tile."""
@@ -194,7 +190,7 @@ class DotLowering:
     def lies(self) -> str:
         """How b lies: 'turned', with k along memory, in 'lines' along n, or in 'pieces'."""
         (_, _, k, n), plan = self.problem.sizes, self.plan
-        along_k, along_n = self.strides(self.problem.b, self.problem.index_b, k, n)
+        along_k, along_n = self.strides(B)
         turned = (
             along_n not in (0, 1)
             and along_k == 1
@@ -206,38 +202,31 @@ class DotLowering:
         )
         return "turned" if turned else "lines" if along_n == 1 else "pieces"
 
-    def a_at(self, k: Size, row: Size) -> Node:
-        """What is packed of a."""
+    def place(self, side: int, k: Size, other: Size) -> Place:
+        """Where a is read at a row, or b at a column."""
         p = self.problem
-        return self.value_at(p.a, p.index_a(self.batch, row, k), k)
+        if side == A:
+            return p.a, p.index_a(self.batch, other, k)
+        return p.b, p.index_b(self.batch, k, other)
 
-    def b_at(self, k: Size, column: Size) -> Node:
-        """What is packed of b."""
-        p = self.problem
-        return self.value_at(p.b, p.index_b(self.batch, k, column), k)
-
-    def value_at(self, x: Node, index: Index, k: Size) -> Node:
-        """A value of an operand, 0 where k is past its end."""
-        condition, size = Condition(k, self.problem.sizes[2]), self.problem.sizes[2]
-        if modulo(size, self.step) == 0 or condition.holds():
-            value = self.e.value(x, index)
+    def at(self, side: int, k: Size, other: Size) -> Node:
+        """What is packed of an operand: 0 where k is past its end."""
+        place, condition = self.place(side, k, other), Condition(k, self.problem.sizes[2])
+        if modulo(condition.size, self.step) == 0 or condition.holds():
+            value = self.e.value(*place)
         else:
-            value = self.e._guarded(x, index, [condition])
+            value = self.e._guarded(*place, [condition])
         return self.b.cast(value, self.input)
 
-    def packed(self, operand: Operand, k: Size, other: Size, lanes: int) -> Node:
-        """What is packed of one k, for each of some places of the other axis."""
-        return self.b.broadcast(operand(k, other), (lanes,))
+    def packed(self, side: int, k: Size, other: Size, lanes: int) -> Node:
+        """What is packed of one k, for each of some rows or columns."""
+        return self.b.broadcast(self.at(side, k, other), (lanes,))
 
-    def neighbours(self, operand: Operand, k: Size, other: Size, lanes: int, count: int) -> Node:
-        """Neighbours along k side by side, for each of some places of the other axis."""
-        places = [self.b.broadcast(operand(k + t, other), (lanes,)) for t in range(count)]
-        return self.b.turned(places)
-
-    def line(self, operand: Operand, k: Size, other: Size, lanes: int, whole: bool) -> Node:
-        """What is packed of neighbours along k, of one place of the other axis."""
+    def line(self, side: int, k: Size, other: Size, lanes: int, whole: bool = True) -> Node:
+        """What is packed of neighbours along k, of one row or column."""
         with self.e.vector(k, lanes, self.problem.sizes[2], whole) as lane:
-            return self.b.broadcast(operand(lane, other), (lanes,))
+            value = self.b.broadcast(self.at(side, lane, other), (lanes,))
+            return self.b.where(self.e.mask, value, 0) if self.step > 1 else value
 
     def pack_b(self, at: Size, count: Size) -> None:
         """packed[panel, i, :] = b[at + i, column + panel * nr ...]."""
@@ -259,7 +248,7 @@ class DotLowering:
         """One row of one panel."""
         b, nr = self.b, self.plan.nr
         with self.columns(self.column + j * nr) as lane:
-            value = self.packed(self.b_at, at + i, lane, nr)
+            value = self.packed(B, at + i, lane, nr)
             b.store(self.packed_b, value, (j, i, 0), (2,))
 
     def pack_turned(self, at: Size, count: Size, j: Size) -> None:
@@ -269,13 +258,9 @@ class DotLowering:
         for i in b.each("k", 0, count, lanes, bounds=(0, self.plan.block_k - 1)):
             for piece in range(0, self.plan.nr, lanes):
                 columns = [start + (piece + r) for r in range(lanes)]
-                square = b.turned(self.lines(self.b_at, columns, at + i, lanes))
+                square = b.turned([self.line(B, at + i, column, lanes) for column in columns])
                 square = b.reshape(square, (1, lanes, lanes))
                 b.store(self.packed_b, square, (j, i, piece), (0, 1, 2))
-
-    def lines(self, operand: Operand, others: Sequence[Size], k: Size, lanes: int) -> list[Node]:
-        """Neighbours along k of an operand, for each of some places of its other axis."""
-        return [self.line(operand, k, other, lanes, True) for other in others]
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[r, i] = a[row r, at + i], or packed[i, r] in lines of k."""
@@ -285,19 +270,19 @@ class DotLowering:
             for i in b.each("k", 0, count, plan.lanes, bounds=bounds):
                 for r in range(0, plan.mr, plan.lanes):
                     some = rows[r : r + plan.lanes]
-                    square = b.turned(self.lines(self.a_at, some, at + i, plan.lanes))
+                    square = b.turned([self.line(A, at + i, row, plan.lanes) for row in some])
                     b.store(self.packed_a, square, (i, r), (0, 1))
             return
         if self.along_m:  # neighbouring rows at once
             width = power_of_two(plan.mr)
             for i in b.each("k", 0, count, unroll=4, bounds=bounds):
                 with self.e.vector(rows[0], width, m, False) as lane:
-                    x = self.packed(self.a_at, at + i, lane, width)
+                    x = self.packed(A, at + i, lane, width)
                     b.store(self.packed_a, x, (i, 0), (1,))
             return
         for r, row in enumerate(rows):
             for i in b.each("k", 0, count, plan.lanes, unroll=4, bounds=bounds):
-                x = self.line(self.a_at, at + i, row, plan.lanes, self.even)
+                x = self.line(A, at + i, row, plan.lanes, self.even)
                 b.store(self.packed_a, x, (r, i), (1,))
 
     # ---- panels ---------------------------------------------------------------------------
@@ -336,13 +321,18 @@ class DotLowering:
     def micro(self, count: Size, j: Size, ahead: list[tuple[Node, Size]]) -> Node:
         """The register tile: acc += a[:, k] outer b[k, :] over a block of k."""
         b, plan, bounds = self.b, self.plan, (0, self.plan.block_k - 1)
+        lanes = self.lines_of_k and self.target.multiplies_by_lane and plan.mr % plan.lanes == 0
 
         def step(i: Size) -> None:
-            left = self.rows_at(i)
+            if lanes:
+                left = b.reshape(b.load(self.packed_a, (i, 0), (plan.mr,), (1,)), (plan.mr, 1))
+            else:
+                at, axes = ((i, 0), (1, 0)) if self.lines_of_k else ((0, i), (0, 1))
+                left = b.load(self.packed_a, at, (plan.mr, 1), axes)
             line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
             acc[0] = self.multiplied(left, line, acc[0])
 
-        acc = [self.first_sums(j)]
+        acc = [b.constant(0, self.accumulator, (plan.mr, plan.nr))]
         whole = floor_divide(count, plan.unroll) * plan.unroll
         for i in b.each("k", 0, whole, plan.unroll, acc, bounds=bounds):
             for memory, offset in ahead:  # a line serves many steps: one of them asks for it
@@ -354,40 +344,30 @@ class DotLowering:
                 step(i)
         return acc[0]
 
-    def rows_at(self, i: Size) -> Node:
-        """The rows of a register tile at a place of k, as a column."""
-        at, axes = ((i, 0), (1, 0)) if self.lines_of_k else ((0, i), (0, 1))
-        return self.b.load(self.packed_a, at, (self.plan.mr, 1), axes)
-
-    def first_sums(self, j: Size) -> Node:
-        """What the sums of a register tile begin with."""
-        return self.b.constant(0, self.accumulator, (self.plan.mr, self.plan.nr))
-
     def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
         """Sums with an outer product."""
         return self.b.add(tile_ops.dot(left, line, sums))
 
     def rows_ahead(self, at: Size, i: Size, j: Size) -> list[tuple[Node, Size]]:
         """Where the next row panel will be packed from: this column panel's share of its rows."""
-        p, plan, m = self.problem, self.plan, self.problem.sizes[1]
+        plan, m = self.plan, self.problem.sizes[1]
         if self.along_m or high(m) <= plan.mr:
             return []
         share = ceil_divide(plan.mr, plan.block_n // plan.nr)
         far = [i + plan.mr + minimum(j * share + r, plan.mr - 1) for r in range(share)]
-        return self.read_along_k(p.a, lambda k, row: p.index_a(self.batch, row, k), m, at, far)
+        return self.read_along_k(A, at, far)
 
-    def read_along_k(
-        self, x: Node, index: Callable[[Size, Size], Index], size: Size, at: Size, far: list[Size]
-    ) -> list[tuple[Node, Size]]:
-        """What is read along k of an operand, from a place of k on, at some of its other axis."""
-        other, place = atom_of("far_row", size), atom_of("far_k", self.problem.sizes[2])
+    def read_along_k(self, side: int, at: Size, others: list[Size]) -> list[tuple[Node, Size]]:
+        """Where an operand is read along k from a place on, in some rows or columns."""
+        sizes = self.problem.sizes
+        other, k = atom_of("far_row", sizes[SIZE[side]]), atom_of("far_k", sizes[2])
         found: list[tuple[Node, Size]] = []
-        for node, at_node in reads_below([(x, index(place, other))], self.e.memories):
-            offset = offset_of(node, at_node)
-            if coefficient(offset, place) != 1 or coefficient(offset, other) in (0, None):
+        for node, index in reads_below([self.place(side, k, other)], self.e.memories):
+            offset = offset_of(node, index)
+            if coefficient(offset, k) != 1 or coefficient(offset, other) in (0, None):
                 continue
-            for own in far:
-                first = substitute(offset, {other: own, place: at * self.word})
+            for own in others:
+                first = substitute(offset, {other: own, k: at * self.word})
                 found.append((self.e.memories[node], first))
         return found
 

@@ -2,8 +2,8 @@
 
 Four neighbours along k are packed as the bytes of a word, and one instruction adds their products
 to a sum: all else is as in `dot`, with k counted in words. Instructions of x86 multiply bytes
-without sign by bytes with sign, so there 128 is added to a, and sums begin with what that adds to
-them taken off: -128 times the sum of a column of b. With few rows b is not packed where it lies
+without sign by bytes with sign, so there 128 is added to a, and what that adds to
+sums is taken off: 128 times the sum of a column of b. With few rows b is not packed where it lies
 along k: vectors of neighbours along k are read once from memory and multiplied by each row, and
 their lanes are added up at the end.
 
@@ -18,7 +18,7 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
 from ..tile import ops as tile_ops
-from .dot import PAD, DotLowering, Operand, VectorProducts
+from .dot import PAD, B, DotLowering, VectorProducts
 from .family import Bodies, Offer, Offers, roofline
 from .plan import Plan
 from .problem import Problem
@@ -40,22 +40,21 @@ class ByteLowering(DotLowering):
         super().__init__(region, target, name)
         self.input, self.signed = int8, target.has("dotprod")
 
-    def a_at(self, k: Size, row: Size) -> Node:
-        """What is packed of a: its sign turned where bytes are multiplied without."""
-        found = super().a_at(k, row)
-        return found if self.signed else self.b.apply("bit_xor", found, -128)
+    def at(self, side: int, k: Size, other: Size) -> Node:
+        """What is packed: the sign of a turned where bytes are multiplied without."""
+        found = super().at(side, k, other)
+        return found if self.signed or side == B else self.b.apply("bit_xor", found, -128)
 
-    def packed(self, operand: Operand, k: Size, other: Size, lanes: int) -> Node:
+    def packed(self, side: int, k: Size, other: Size, lanes: int) -> Node:
         """The words of four neighbours along k."""
-        found = self.neighbours(operand, k * self.word, other, lanes, self.word)
-        return self.b.add(tile_ops.words(self.b.reshape(found, (lanes * self.word,))))
+        b, packed = self.b, super().packed
+        found = b.turned([packed(side, k * self.word + t, other, lanes) for t in range(self.word)])
+        return b.add(tile_ops.words(b.reshape(found, (lanes * self.word,))))
 
-    def line(self, operand: Operand, k: Size, other: Size, lanes: int, whole: bool) -> Node:
+    def line(self, side: int, k: Size, other: Size, lanes: int, whole: bool = True) -> Node:
         """Neighbouring words along k."""
-        count = lanes * self.word
-        with self.e.vector(k * self.word, count, self.problem.sizes[2], whole) as lane:
-            found = self.b.broadcast(operand(lane, other), (count,))
-            return self.b.add(tile_ops.words(self.b.where(self.e.mask, found, 0)))
+        found = super().line(side, k * self.word, other, lanes * self.word, whole)
+        return self.b.add(tile_ops.words(found))
 
     def allocate_scratch(self) -> None:
         """Scratch for sums of the columns of b as well, where 128 is added to a."""
@@ -65,7 +64,7 @@ class ByteLowering(DotLowering):
             self.offsets = self.b.allocate(shape, self.accumulator, "l1")
 
     def pack_b(self, at: Size, count: Size) -> None:
-        """Words of b, and what 128 in all of a gives with them, times -1."""
+        """Words of b, and what 128 in all of a gives with them."""
         super().pack_b(at, count)
         b, nr, bounds = self.b, self.plan.nr, (0, self.plan.block_k - 1)
         for j in b.each("panel", 0, self.live) if not self.signed else ():
@@ -73,23 +72,15 @@ class ByteLowering(DotLowering):
             for i in b.each("k", 0, count, 1, sums, bounds=bounds):
                 line = b.load(self.packed_b, (j, i, 0), (nr,), (2,))
                 sums[0] = self.multiplied(b.constant(SIGNS, line.dtype), line, sums[0])
-            b.store(self.offsets, b.apply("negative", sums[0]), (j, 0), (1,))
+            b.store(self.offsets, sums[0], (j, 0), (1,))
 
-    def first_sums(self, j: Size) -> Node:
-        """Zeros, or what 128 in all of a adds, taken off."""
-        if self.signed:
-            return super().first_sums(j)
-        plan = self.plan
-        return self.b.broadcast(
-            self.b.load(self.offsets, (j, 0), (plan.nr,), (1,)), (plan.mr, plan.nr)
-        )
-
-    def rows_at(self, i: Size) -> Node:
-        """Lanes of a vector, where they are neighbours."""
-        if not self.lines_of_k:
-            return super().rows_at(i)
-        b, mr = self.b, self.plan.mr
-        return b.reshape(b.load(self.packed_a, (i, 0), (mr,), (1,)), (mr, 1))
+    def with_earlier(self, acc: Node, at: Size, rows: list[Size], start: Size) -> Node:
+        """What 128 in all of a has added is taken off."""
+        b, plan = self.b, self.plan
+        if not self.signed:
+            j = floor_divide(start - self.column, plan.nr)
+            acc = b.apply("subtract", acc, b.load(self.offsets, (j, 0), (plan.nr,), (1,)))
+        return super().with_earlier(acc, at, rows, start)
 
     def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
         """Sums with products of bytes; Arm takes a lane of the second operand."""
@@ -141,8 +132,7 @@ class StreamedBytes(ByteLowering):
     def streamed(self, count: Size, row: Size, columns: list[Size]) -> Node:
         """Sums of one row with some columns; those of the next are asked for on the way."""
         b, p, plan, lanes = self.b, self.problem, self.plan, self.plan.lanes
-        far = [column + plan.nr for column in columns]
-        ahead = self.read_along_k(p.b, lambda k, n: p.index_b(self.batch, k, n), p.sizes[3], 0, far)
+        ahead = self.read_along_k(B, 0, [column + plan.nr for column in columns])
         sums = [b.constant(0, self.accumulator, (lanes,)) for _ in columns]
         long = max(lanes, LINE // self.word)
         lines, vectors = (floor_divide(p.sizes[2], x * self.word) * x for x in (long, lanes))
@@ -158,7 +148,7 @@ class StreamedBytes(ByteLowering):
                 for at in range(0, step, lanes):
                     left = b.load(self.packed_a, (row, i + at), (lanes,), (1,))
                     for c, column in enumerate(columns):
-                        line = self.line(self.b_at, i + at, column, lanes, whole)
+                        line = self.line(B, i + at, column, lanes, whole)
                         sums[c] = self.multiplied(left, line, sums[c])
         squares = [sums[s : s + lanes] for s in range(0, plan.nr, lanes)]
         found = [b.reduce(b.add(tile_ops.stack_rows(*s)), 1, "sum") for s in squares]
