@@ -41,9 +41,7 @@ MOST_ROWS = 16  # of all groups, whose weights are read as a matvec does
 LONG = 8192  # elements of a row beyond which a product by itself is left to the wide matmul
 LONGEST = 16384  # elements of a row that a program holds in registers
 EACH = 64  # elements of weights that a thread holds: 128 took 4 % longer, a step of an 8B model
-FEW = (
-    2  # warps, of which each thread holds twice as many: small programs come one by one too slowly
-)
+SMALL = 2  # warps; each thread has twice as much: small programs begin too slowly
 SECONDS, RATE = 2e-6, 1.0  # beginning and end; share of the copy rate
 
 
