@@ -59,14 +59,14 @@ class WideMatmul(Moving):
         plan: WidePlan,
         b: BodyBuilder,
         memories: Sequence[Node],
-        epilogue: Epilogue,
+        epilogue: Epilogue | None = None,
         costly: bool = False,
         residuals: Sequence[Node] = (),
         prologue: Prologue | None = None,
         ask: Ask | None = None,
     ) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.epilogue: Epilogue = tile.outside(epilogue)
+        self.epilogue: Any = epilogue and tile.outside(epilogue)
         self.prologue = prologue and tile.outside(prologue)
         self.ask = ask and tile.outside(ask)
         self.costly = costly and not x.gated  # the epilogue needs many registers
