@@ -158,7 +158,7 @@ def _operator(name: str, mirrored: bool = False) -> Callable[[Any, Any], Any]:
     return named(f"tile.{name}", apply)
 
 
-def _both(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+def _mirrored(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
     """An operator, and the same where the other one stands before it."""
     return _operator(name), _operator(name, True)
 
@@ -172,20 +172,20 @@ class Operators:
 
     __slots__ = ()
 
-    __add__, __radd__ = _both("add")
-    __sub__, __rsub__ = _both("subtract")
-    __mul__, __rmul__ = _both("multiply")
-    __truediv__, __rtruediv__ = _both("divide")
-    __floordiv__, __rfloordiv__ = _both("floor_divide")
-    __mod__, __rmod__ = _both("remainder")
-    __pow__, __rpow__ = _both("power")
-    __and__, __rand__ = _both("bit_and")
-    __or__, __ror__ = _both("bit_or")
-    __xor__, __rxor__ = _both("bit_xor")
-    __lshift__, __rlshift__ = _both("shift_left")
-    __rshift__, __rrshift__ = _both("shift_right")
-    __lt__, __gt__ = _both("less")
-    __le__, __ge__ = _both("less_equal")
+    __add__, __radd__ = _mirrored("add")
+    __sub__, __rsub__ = _mirrored("subtract")
+    __mul__, __rmul__ = _mirrored("multiply")
+    __truediv__, __rtruediv__ = _mirrored("divide")
+    __floordiv__, __rfloordiv__ = _mirrored("floor_divide")
+    __mod__, __rmod__ = _mirrored("remainder")
+    __pow__, __rpow__ = _mirrored("power")
+    __and__, __rand__ = _mirrored("bit_and")
+    __or__, __ror__ = _mirrored("bit_or")
+    __xor__, __rxor__ = _mirrored("bit_xor")
+    __lshift__, __rlshift__ = _mirrored("shift_left")
+    __rshift__, __rrshift__ = _mirrored("shift_right")
+    __lt__, __gt__ = _mirrored("less")
+    __le__, __ge__ = _mirrored("less_equal")
     __eq__ = _operator("equal")
     __ne__ = _operator("not_equal")
     __hash__ = object.__hash__
