@@ -50,7 +50,6 @@ class WideMatmul(Moving):
     joined = False  # products side by side in one accumulator
     apart = 0  # products whose tiles of b have places of their own
     ways = 1  # consumers of the same 64 rows
-    pending = 1  # products under way while the next stage is waited for
     notes: Mapping[str, Any] = MappingProxyType({})  # further ones of the Body
 
     def __init__(
@@ -205,19 +204,16 @@ class WideMatmul(Moving):
             stage = self.ring.wait(turn + step)
             tile.matrix_fence()
             for number, total in enumerate(totals):
-                left, right, *kept = self.at(number, own, stage)
+                left, right = self.at(number, own, stage)
                 left = left if self.x.a_along_k else left.T
                 right = right.T if self.x.b_along_k else right
-                tile.matrix_async(total, left, right, tile.less(0, step), *kept)
+                tile.matrix_async(total, left, right, tile.less(0, step))
             tile.matrix_commit()
-            tile.matrix_wait(self.pending)
-            if not self.pending:
-                self.release(turn + step)
-            elif tile.less(0, step):
+            tile.matrix_wait(1)
+            if tile.less(0, step):
                 self.release(turn + step - 1)
-        if self.pending:
-            tile.matrix_wait(0)
-            self.release(turn + self.steps - 1)
+        tile.matrix_wait(0)
+        self.release(turn + self.steps - 1)
 
     def at(self, number: int, own: int, stage: Any) -> tuple[Any, ...]:
         """Where in the ring the operands of a product lie."""

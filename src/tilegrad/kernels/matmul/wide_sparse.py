@@ -12,7 +12,7 @@ Invariant: the order of a sum over k is that of k, whatever the Plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,11 +48,9 @@ def depth_of(dtype: DType) -> int:
 
 
 class SparseMatmul(WideMatmul):
-    """Writes one Body: a are the elements that are kept, `words` say which. A product reads its
-    words to its end, so the next step's are read then; meanwhile the other consumer multiplies."""
+    """Writes one Body: a are the elements that are kept, `words` say which."""
 
     words: Any
-    pending = 0
 
     def operands(self) -> tuple[Any, Any]:
         """The stages' places of what is kept, of its words, and of tokens."""
@@ -79,9 +77,19 @@ class SparseMatmul(WideMatmul):
             source = box(self.words, (first // 16, step * half), (4, half))
             tile.copy_async(self.kept[stage, own], source, full)
 
-    def at(self, number: int, own: int, stage: Any) -> tuple[Any, ...]:
-        """The operands of a product, and the words of the first."""
-        return (*super().at(number, own, stage), self.kept[stage, own])
+    @tile.function
+    def multiply(self, own: int, count: Any, totals: Sequence[Any]) -> None:
+        """The products of a tile. A product reads its words to its end, so the next step's are read
+        then; meanwhile the other consumer multiplies."""
+        (total,), turn = totals, tile.hold(count * self.turns, "turn")
+        for step in tile.range(self.steps):
+            stage = self.ring.wait(turn + step)
+            tile.matrix_fence()
+            left, right = self.left[stage, own], self.right[stage].T
+            tile.matrix_async(total, left, right, tile.less(0, step), self.kept[stage, own])
+            tile.matrix_commit()
+            tile.matrix_wait(0)
+            self.release(turn + step)
 
 
 def step_bytes(x: Operands, plan: WidePlan) -> int:
