@@ -146,8 +146,7 @@ def _unit_forward(x: AttentionShape, target: Target, more: Sequence[Memory]) -> 
     def write(wanted: set[int], name: str) -> list[Body]:
         chosen = plan.choose(x, target)
         tiles = x.batch * x.heads * -(-high(x.queries) // chosen.tile[0])
-        early = high(tiles) <= chosen.programs
-        chosen = replace(chosen, dependent=True, early=early)
+        chosen = replace(chosen, early=high(tiles) <= chosen.programs)
         return [forward.wide_attention(x, chosen, name, more)]
 
     return plan.why_not(x) or (write if any(plan.plans(x, target)) else NO_PLAN)

@@ -68,12 +68,11 @@ class WideAttention:
                 self.producer()
             for own in range(self.halves):
                 with tile.role(f"consumer{own}", 4, registers):  # 64 queries of every tile
-                    if plan.dependent:
-                        tile.grid_dependency_wait()
-                        if plan.early:
-                            tile.grid_launch_dependents()
+                    tile.grid_dependency_wait()
+                    if plan.early:
+                        tile.grid_launch_dependents()
                     Consumer(self, own).run()
-                    if plan.dependent and not plan.early:
+                    if not plan.early:
                         tile.grid_launch_dependents()
                     tile.wait_copies(0)
         return self.b.finish((plan.programs,), plan=plan, **self.notes)
@@ -120,8 +119,7 @@ class WideAttention:
 
     def producer(self) -> None:
         """Queries of a tile, then keys one block ahead of values."""
-        if self.plan.dependent:
-            tile.grid_dependency_wait()
+        tile.grid_dependency_wait()
 
         def one(count: Any, work: Work, turn: Any) -> None:
             self.load_queries(count, work)

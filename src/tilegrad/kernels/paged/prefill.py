@@ -84,7 +84,7 @@ def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
     of = shape_of(x)
     for size in TILES:
         stages = 3 if padded(x.width) + padded(x.value_width) <= 128 else 2
-        found = fitted(of, AttentionPlan(size, stages, target.cores or 132, dependent=True))
+        found = fitted(of, AttentionPlan(size, stages, target.cores or 132))
         if found is not None and found.staged and size[1] // x.page <= 32:
             return found
     return None
