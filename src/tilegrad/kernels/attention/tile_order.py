@@ -225,7 +225,8 @@ class TileOrder:
         """The blocks of keys that the queries from `first` on see."""
         band, cuts = (self.low, self.high), self.most_right > 1
         seen = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
-        return Work(*vars(seen).values(), holes, first, queries, limit, sequence)
+        own = {"holes": holes, "first": first, "queries": queries, "limit": limit}
+        return Work(**vars(seen), **own, sequence=sequence)
 
     def steps(self, work: Work, one: Step, first: Any = 0) -> None:
         """one(step, whether a mask cuts it) for all steps after the first."""

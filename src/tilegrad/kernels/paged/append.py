@@ -188,8 +188,7 @@ class _Append:
         heads, entry = (self.token, self.head * x.group), (page, self.head, at % x.page)
         self.rotate("q", memory["turned"], heads, angle, None)
         self.rotate("k", memory["keys"], entry, angle, scales[0])
-        value = kept(tile.cast(self.brought["v"][0], float32), x.cache, scales[1])
-        tile.store(memory["values"], (*entry, 0), value, axes=self.axes(memory["values"]))
+        self.put(memory["values"], (*entry, 0), tile.cast(self.brought["v"][0], float32), scales[1])
         count = end - number_at(memory["query_starts"], request)
         if (length - count <= at - at % x.page) & (after == 1):  # the page began in this step
             for number in tile.range(self.each):
@@ -210,16 +209,13 @@ class _Append:
             cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
-                value = kept(value, into.dtype, scale)
-                target, at, *_ = self.half_of(into, to, count, i)
-                tile.store(target, at, value, axes=self.axes(into))
+                self.put(into, self.half_of(into, to, count, i)[1], value, scale)
         if self.rotary.width < self.x.width:
-            value = kept(parts[-1], into.dtype, scale)
-            tile.store(into, (*to, self.rotary.width), value, axes=self.axes(into))
+            self.put(into, (*to, self.rotary.width), parts[-1], scale)
 
-    def axes(self, memory: Any) -> tuple[int, int]:
-        """Heads, and the elements of each."""
-        return 1, memory.ndim - 1
+    def put(self, into: Any, at: Any, value: Any, scale: Any) -> None:
+        """Store elements of heads as a Memory keeps them."""
+        tile.store(into, at, kept(value, into.dtype, scale), axes=(1, into.ndim - 1))
 
     def half_of(
         self, memory: Any, where: Sequence[Any], count: int, number: int

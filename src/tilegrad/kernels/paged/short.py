@@ -22,6 +22,8 @@ the order of their ranks; of the cache, what `paged_append` writes is written, n
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 from ... import tile
@@ -241,23 +243,17 @@ class _Short(Steps):
     def finish(self) -> None:
         """Columns of the result: parts weighted by how far their best scores are apart."""
         best = [tile.read(self.weighed[r, 0]) for r in range(self.plan.cluster)]
-        base = best[0]
-        begun = None if self.sinks is None else tile.reshape(self.sinks, base.shape)
-        for other in [*best[1:], *([] if begun is None else [begun])]:
-            base = tile.maximum(base, other)
-        base = finite(base)
-        total: Any = None if begun is None else tile.quick_exp2(begun - base)
-        result: Any = None
+        begun = [] if self.sinks is None else [tile.reshape(self.sinks, best[0].shape)]
+        base = finite(reduce(tile.maximum, [*best, *begun]))
+        sums, parts = [tile.quick_exp2(one - base) for one in begun], []
         for r, one in enumerate(best):
             weight = tile.quick_exp2(one - base)
-            more = tile.read(self.weighed[r, 1]) * weight
-            total = more if total is None else total + more
-            part = tile.read(self.parts[r]) * weight[None, :]
-            result = part if result is None else result + part
-        share = 1.0 / some_sum(total)
+            sums.append(tile.read(self.weighed[r, 1]) * weight)
+            parts.append(tile.read(self.parts[r]) * weight[None, :])
+        share = 1.0 / some_sum(reduce(add, sums))
         if self.factors:
             share = share * self.factors[1]
-        x, result = self.x, result * share[None, :]  # (columns, rows)
+        x, result = self.x, reduce(add, parts) * share[None, :]  # (columns, rows)
         shape = result.shape
         at, row = self.at_value(counted(shape, 0, self.rank * shape[0])), counted(shape, 1)
         inside = (at < x.value_width) & (row < x.group) & self.there
