@@ -79,7 +79,7 @@ def attention(
         k,
         v,
         more,
-        scale=_usual_scale(sizes.width) if scale is None else float(scale),
+        scale=1.0 / math.sqrt(max(sizes.width, 1)) if scale is None else float(scale),
         band=_band(causal, window, sizes, packed="query_starts" in more),
         softcap=float(softcap),
         dropout=float(dropout) if dropout < 1.0 else 0.0,
@@ -91,15 +91,6 @@ def attention(
         out, lse = build.squeeze(out, (order.index("b"),)), build.squeeze(lse, (0,))
     result = wrap(out, *parents)
     return (result, wrap(lse, *parents)) if return_lse else result
-
-
-def _usual_scale(width: Size) -> float:
-    """1 / sqrt(width)."""
-    if not isinstance(width, int):
-        raise ShapeError(
-            "the width is not known", op=OP, expected="an int", got=width, hint="give the scale"
-        )
-    return 1.0 / math.sqrt(max(width, 1))
 
 
 # ---- checks ---------------------------------------------------------------------------------

@@ -22,13 +22,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ... import tile
-from ...core.errors import InternalError
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .consumer import ConsumerRows
 from .holes import Holes
 from .plan import REGISTERS, AttentionPlan, padded, why_not
-from .shape import AttentionShape, memories, parameters, swizzled
+from .shape import AttentionShape, memories, parameters, refuse, swizzled
 from .tile_order import TileOrder, Work
 
 
@@ -47,9 +46,7 @@ class WideAttention:
     notes: ClassVar[dict[str, Any]] = {}  # of the Body
 
     def __init__(self, x: AttentionShape, plan: AttentionPlan, b: BodyBuilder) -> None:
-        why = why_not(x, plan)
-        if why:
-            raise InternalError("kernels.attention.forward", f"{why}: {plan} for {x}")
+        refuse("kernels.attention.forward", why_not(x, plan), plan, x)
         self.x, self.plan, self.b = x, plan, b
         self.rows, self.keys = plan.tile
         self.halves = self.rows // 64

@@ -84,9 +84,11 @@ def within(
     return seen
 
 
-def and_masks(a: Any | None, b: Any) -> Any:
+def and_masks(a: Any | None, b: Any | None) -> Any:
     """Where two masks hold; None holds everywhere."""
-    return b if a is None else a & b
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
 
 
 def folded(op: Callable[[Any, Any], Any], x: Any) -> Any:

@@ -25,12 +25,11 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import DType, float8_e5m2, float32, int64
-from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ..attention.shape import Parameters, memories
+from ..attention.shape import Parameters, memories, refuse
 from ..attention.softmax import clamped
 from ..attention.tile_order import number_at
 from .shape import PagedShape, parameters
@@ -95,11 +94,11 @@ def heads_each(x: PagedShape, target: Target) -> int:
     return x.key_heads if many else 1
 
 
-def append(x: PagedShape, rotary: Rotary, each: int = 1, name: str = "paged_append") -> Body:
+def append(x: PagedShape, rotary: Rotary, each: int = 1) -> Body:
     """The kernel; a program takes `each` key heads of a token."""
-    if rotary.width % 2 or rotary.width > x.width or (rotary.norms and not rotary.whole(x)):
-        raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
-    b = BodyBuilder(name, append_parameters(x, rotary, "turned"))
+    wrong = rotary.width % 2 or rotary.width > x.width or (rotary.norms and not rotary.whole(x))
+    refuse("kernels.paged.append", "heads are not turned so" if wrong else "", rotary, x)
+    b = BodyBuilder("paged_append", append_parameters(x, rotary, "turned"))
     with tile.into(b):
         _Append(x, rotary, memories(b), each).run()
     return b.finish((x.tokens, x.key_heads // each), warps=4, distinct=True)

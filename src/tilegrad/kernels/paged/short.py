@@ -28,9 +28,9 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float32, int64
-from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
+from ..attention.shape import refuse
 from ..attention.softmax import clamped, finite, some_sum
 from ..attention.tile_order import bounded, number_at
 from .append import Rotary, append_parameters, clear_rest, kept
@@ -40,14 +40,11 @@ from .steps import BARRIER, Steps, counted
 CLEARED = 16  # rows that are written at once
 
 
-def step_attend(
-    x: PagedShape, plan: PagedPlan, rotary: Rotary, name: str = "paged_attention_short"
-) -> Body:
+def step_attend(x: PagedShape, plan: PagedPlan, rotary: Rotary) -> Body:
     """The kernel."""
-    why = why_not(x, plan)
-    if why:
-        raise InternalError("kernels.paged.short", f"{why}: {plan} for {x}")
-    return _Short(x, plan, rotary, BodyBuilder(name, append_parameters(x, rotary, "out"))).build()
+    refuse("kernels.paged.short", why_not(x, plan), plan, x)
+    b = BodyBuilder("paged_attention_short", append_parameters(x, rotary, "out"))
+    return _Short(x, plan, rotary, b).build()
 
 
 class _Short(Steps):
