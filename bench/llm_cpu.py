@@ -2,7 +2,8 @@
 
     python bench/llm_cpu.py --llama-python PYTHON   the interpreter that has llama_cpp
     python bench/llm_cpu.py --format Q8_0           a file of that format that llama.cpp wrote
-    python bench/llm_cpu.py --int8                  int8 weights and tokens, beside our own Q4_1
+    python bench/llm_cpu.py --int8                  weights and tokens rounded to int8, beside our
+                                                    own Q4_1
     python bench/llm_cpu.py --bf16                  bfloat16 weights, beside torch.compile
     python bench/llm_cpu.py --only decode           cases whose name holds the word (repeatable)
     python bench/llm_cpu.py --quick                 short cases, one round, no file
@@ -101,7 +102,7 @@ def timed(sides: list[Side], rounds: int, count: int, request: dict[str, Any]) -
     for number in range(rounds):
         for side in sides if number % 2 == 0 else sides[::-1]:
             time.sleep(0.02)  # let the other side's threads stop spinning
-            found = side.ask(**request)
+            found = side.ask(**turned(request, number + 1))
             times[side.name].append(found["seconds"])
             made[side.name] = found["tokens"]
     calibration = max(calibration, measure.calibrate())
@@ -120,6 +121,13 @@ def timed(sides: list[Side], rounds: int, count: int, request: dict[str, Any]) -
         "calibration": calibration,
         "void": measure.busy(calibration),
     }
+
+
+def turned(request: dict[str, Any], number: int) -> dict[str, Any]:
+    """The request of a round: prompts begin with other tokens each time, so that no side knows
+    their keys and values from the round before."""
+    tokens = request["tokens"]
+    return {**request, "tokens": tokens[number:] + tokens[:number]}
 
 
 def same(ours: list[int], theirs: list[int]) -> int:
@@ -307,7 +315,8 @@ def commands(told: argparse.Namespace, model: Path) -> list[tuple[str, ...]]:
     """How each side is started, ours first."""
     rest = [str(model), str(THREADS), str(CONTEXT)]
     found: list[tuple[str, ...]] = [("ours", sys.executable, "ours", *rest)]
-    if told.int8:
+    if told.int8:  # rounded as it is loaded
+        found = [(*found[0], "int8")]
         return [*found, ("Q4_1", sys.executable, "ours", str(find_model(told.model)), *rest[1:])]
     if told.bf16:
         return [
@@ -374,13 +383,8 @@ def model_of(told: argparse.Namespace, path: Path, file: GgufFile, folder: Path)
         return made
     if told.int8 or told.bf16:
         write_folder(file, folder)
-    if told.int8:
-        words = ["quantize", str(folder), "--to", "int8", "--text", str(TEXT)]
-        subprocess.run(
-            [sys.executable, "-m", "tilegrad", *words, "--out", str(folder / "int8")], check=True
-        )
-        return folder / "int8"
-    return folder if told.bf16 else path
+        return folder
+    return path
 
 
 def main() -> None:

@@ -2,9 +2,10 @@
 
     python llm_worker.py KIND MODEL THREADS CONTEXT [OPTION]
 
-KIND is `ours`, `llama` (llama.cpp through llama-cpp-python, OPTION `flash` for its flash
-attention), or `transformers` (with torch.compile). Reads one JSON request a line and answers each
-with one line: prefill and decode with the seconds they took, memory with what the process holds.
+KIND is `ours` (OPTION `int8`: weights and tokens rounded to it), `llama` (llama.cpp through
+llama-cpp-python, OPTION `flash` for its flash attention), or `transformers` (with torch.compile).
+Reads one JSON request a line and answers each with one line: prefill and decode with the seconds
+they took, memory with what the process holds.
 KIND `first` writes a line as soon as the first token of an answer is there.
 
     python llm_worker.py quantise MODEL FORMAT OUT
@@ -41,7 +42,9 @@ class Ours:
     def __init__(self, model: str, threads: int, context: int, option: str) -> None:
         import tilegrad
 
-        self.llm = tilegrad.LLM(model, threads=threads, context=context, requests=1)
+        self.llm = tilegrad.LLM(
+            model, threads=threads, context=context, requests=1, quantization=option or None
+        )
 
     def prefill(self, tokens: list[int]) -> dict[str, Any]:
         """Seconds of a prompt and its next token."""

@@ -9,6 +9,7 @@ from tilegrad.core.errors import InternalError, UserError
 from tilegrad.runtime.store import default_store
 from tilegrad.targets.ptx import assemble as module
 from tilegrad.targets.ptx.assemble import (
+    BLOCKS,
     Assembly,
     Report,
     assemble,
@@ -99,25 +100,29 @@ def test_spills_are_reported_and_fail_a_library(cache) -> None:
 
 
 @needs_ptxas
-@pytest.mark.parametrize(("bound", "helps"), [("", True), ("", False), (".maxnreg 128", True)])
-def test_spills_for_an_occupancy_that_nobody_asked_for(cache, monkeypatch, bound, helps) -> None:
-    """A text without a bound that spills is assembled again with room for one block."""
+@pytest.mark.parametrize(
+    ("bound", "tries", "helps"),
+    [("", 1, True), ("", 2, True), ("", len(BLOCKS), False), (".maxnreg 128", 0, False)],
+)
+def test_spills_for_an_occupancy_that_nobody_asked_for(
+    cache, monkeypatch, bound, tries, helps
+) -> None:
+    """A text without a bound that spills is assembled again with room for some blocks."""
     text = copy_text().replace(".maxntid 128", f"\n.maxntid 128, 1, 1\n{bound}\n")
     given = []
 
     def run(ptxas, text, arch):
         given.append(text)
-        spilled = len(given) == 1 or not helps
+        spilled = len(given) <= tries or not helps
         return Assembly(text.encode(), {"copy": Report(64, 8 * spilled, 4 * spilled)})
 
     monkeypatch.setattr(module, "_run", run)
     made = assemble(text)
-    again = not bound
-    assert len(given) == 1 + again and made.spills == (not (again and helps))
-    assert made.cubin.decode() == given[1 if again and helps else 0]
-    if again:
-        assert "\n.maxntid 128, 1, 1\n.minnctapersm 1\n" in given[1]
-    assert assemble(text).cubin == made.cubin and len(given) == 1 + again, "kept"
+    assert len(given) == 1 + tries and made.spills == (not helps)
+    assert made.cubin.decode() == given[tries if helps else 0]
+    for again, blocks in zip(given[1:], BLOCKS):
+        assert f"\n.maxntid 128, 1, 1\n.minnctapersm {blocks}\n" in again
+    assert assemble(text).cubin == made.cubin and len(given) == 1 + tries, "kept"
 
 
 @needs_ptxas

@@ -50,6 +50,17 @@ FINDS = {
             "v2 = m.fmax(v0, v1)",
         ],
     ),
+    "one key weighs 1: its score has a derivative of two large terms, which cancel": (
+        [("float32", np.sin(np.arange(576) ** 1.5).reshape(9, 64) * 3)],
+        [
+            "v0 = F.softmax(x0 @ x0.transpose(-1, -2) * 0.3, dim=-1) @ x0",
+            "v1 = v0 + m.logsumexp(v0, -2, keepdim=True)",
+        ],
+    ),
+    "the sign of a difference that is 0 here, and a last bit in torch": (
+        [("float32", np.array([-0.75, -1.0625])), ("float32", np.array([0.25, -0.0625]))],
+        ["v0 = F.l1_loss(m.logaddexp2(x0, x0), x1)"],
+    ),
     "a padded row of what is rolled: every lane lies past the end of what is joined": (
         [("bfloat16", np.resize(SPREAD, (13, 14))), ("bfloat16", SPREAD[:1, None])],
         ["v0 = m.logcumsumexp(m.roll(x0, -1), -1)", "v1 = m.lerp(v0, x1, 0.25)"],
@@ -91,6 +102,15 @@ ON_GPUS = {
             "v2 = v1.transpose(-1, -2) @ v1 * 0.1",
         ],
     ),
+    "a product of 33 rows, which spilled with room for one block and not for four": (
+        [("float32", np.resize(SPREAD, (33, 3))), ("float32", np.resize(SPREAD, 33))],
+        [
+            "v0 = x0 @ x0.transpose(-1, -2)",
+            "v1 = v0.transpose(-1, -2) @ v0 * 0.1",
+            "v2 = m.cumprod(m.sin(v1) * 0.5 + 1, 0)",
+            "v3 = m.tan(m.sin(x1 / (v2 * v2 + 0.5)))",
+        ],
+    ),
     "20 parts that are computed, one behind the other": (
         [("float32", np.resize(SPREAD, (3, 4)))],
         ["v0 = m.cat([x0 + float(i) for i in range(20)])"],
@@ -106,7 +126,7 @@ def program_of(case: tuple[list[tuple[str, np.ndarray]], list[str]]) -> Program:
     return Program(leaves, case[1], [case[1][-1].split(" ")[0]])
 
 
-LONG = {name for name in ON_GPUS if "a scan" in name}
+LONG = {name for name in ON_GPUS if "a scan" in name or "33 rows" in name}
 
 
 @pytest.mark.parametrize("way", ["lazy", "jit", "steps"])

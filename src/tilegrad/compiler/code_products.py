@@ -1,7 +1,8 @@
 """Products of codes: what unpacked operands give, as a product of their codes and their scales.
 
 sum_k (s_m a_mk) (t_n b_nk) = s_m t_n sum_k a_mk b_nk: where a row of each operand has one scale (or
-all rows have), and matrix units of the Target multiply the codes themselves, nothing is unpacked.
+all rows have), and matrix units of the Target multiply the codes themselves, or instructions of a
+CPU for bytes, nothing is unpacked.
 The sum over codes is an ordinary dot, whose epilogue multiplies by both scales like any other
 factors; activations are encoded by ordinary ops, which fuse with the norm before them. Codes and
 scales of weights lie on the Device as they are stored. Invariant: values are those of the unpacked
@@ -53,6 +54,8 @@ def why_not(dot: Node, target: Target) -> str:
     assert form.element is not None and given.element is not None
     units = target.asynchronous_units if target.has_threads else target.matrix
     kinds, pair = {unit.inputs for unit in units}, (given.element, form.element)
+    if target.multiplies_bytes:
+        kinds.add((int8, int8))
     if tuple(element.dtype for element in pair) not in kinds:
         return f"no matrix unit of {target.name} multiplies {given.element.name}"
     taken = [float8_e4m3, *([int8] if dot.op is ops.dot and not form.grain.columns else [])]

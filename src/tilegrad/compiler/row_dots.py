@@ -81,15 +81,21 @@ SHORT_ROWS = RuleSet("dots of a short row", [Rule("dot_of_a_short_row", ops.dot,
 def dots_of_a_row(
     arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
 ) -> list[Node]:
-    """The pass; a product that an array takes stays one, whatever its rows."""
-    if target is None or target.array is None:
+    """The pass; a product that an array takes stays one, whatever its rows, and one of bytes where
+    a kernel streams them."""
+    if target is None or (target.array is None and not target.multiplies_bytes):
         return rewrite(results, ROWS, log)
     from ..schedule.array_steps import takes_product
+    from ..schedule.dot_bytes import of_bytes, streams_bytes
 
-    def on_host(m: Match) -> Node | None:
-        return _as_sum(m) if takes_product(m.root, target) else None
+    def not_taken(m: Match) -> Node | None:
+        if target.array is None:
+            taken = of_bytes(m.root) and streams_bytes(m.root)
+        else:
+            taken = not takes_product(m.root, target)
+        return None if taken else _as_sum(m)
 
-    return rewrite(results, RuleSet(ROWS.name, [Rule("dot_of_a_row", ops.dot, on_host)]), log)
+    return rewrite(results, RuleSet(ROWS.name, [Rule("dot_of_a_row", ops.dot, not_taken)]), log)
 
 
 def dots_of_a_short_row(

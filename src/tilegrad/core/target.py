@@ -139,6 +139,11 @@ class Target:
         that factor comes from memory."""
         return self.has("neon")
 
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether an instruction adds four products of bytes to a number of 32 bits."""
+        return any(self.has(name) for name in ("dotprod", "avx512vnni", "avxvnni"))
+
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register (at least one)."""
         return max(1, self.vector_bytes * 8 // dtype.bits)

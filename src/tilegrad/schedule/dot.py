@@ -42,7 +42,7 @@ from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
 from . import plan as plans
 from . import sheet as parameters
-from .access import Index, atom_of, offset_of, reads_below
+from .access import Condition, Place, atom_of, offset_of, reads_below
 from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .plan import Plan
 from .problem import breaks_of_groups, problem_of, stride_of
@@ -52,11 +52,16 @@ from .sheet import Parameter, Sheet
 FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
 
+A, B = 0, 1  # the sides of a product
+SIZE = (1, 3)  # which of its sizes is that of a side's other axis
+
 
 class DotLowering:
     """Lowers one dot Region: a record of what its one program knows of itself."""
 
     keeps_sums = True  # whether sums over a part of k are kept in memory
+    word = 1  # neighbours along k that are packed as one element
+    step = 1  # multiples of k that are packed: beyond the end of k they are 0
     plan: Plan
     batch: Size  # of the program, whose rows and columns begin here
     row: Size
@@ -70,12 +75,14 @@ class DotLowering:
         self.stored = region.stored
         self.accumulator = dtypes.accumulator(region.anchor.inputs[0].dtype).wide
         self.input = self.accumulator  # what operands are packed as
+        self.depth = ceil_divide(self.problem.sizes[2], self.word)  # k as it is packed
 
     def choose(self) -> Plan:
         """The cheapest Plan for these sizes."""
         problem = self.problem
         turned = problem.b.op is ops.permute or (problem.grouped and problem.k_last)
-        sizes = plans.Problem(*problem.most, turned, not self.sums_in_result())
+        batch, m, _, n = problem.most
+        sizes = plans.Problem(batch, m, high(self.depth), n, turned, not self.sums_in_result())
         plan = plans.choose_plan(sizes, self.target, self.accumulator)
         return replace(plan, block_m=self.rows_of_group(plan.mr)) if problem.grouped else plan
 
@@ -88,7 +95,7 @@ class DotLowering:
     def lower(self) -> Made:
         """The Body."""
         self.plan = self.choose()
-        self.parts = ceil_divide(self.problem.sizes[2], self.plan.block_k)
+        self.parts = ceil_divide(self.depth, self.plan.block_k)
         self.sheet = Sheet(self.name, [*parameters.of_region(self.region), *self.partial_sums()])
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
         self.partial = self.sheet.others.get("partial")
@@ -116,7 +123,7 @@ class DotLowering:
         grid, self.batch, self.row, self.column = p.blocks(self.e, plan.block_m, plan.block_n)
         self.live = ceil_divide(minimum(p.sizes[3] - self.column, plan.block_n), plan.nr)
         self.stop = minimum(self.row + plan.block_m, p.end)
-        along_m, along_k = self.strides(p.a, p.index_a, *p.sizes[1:3])
+        along_k, along_m = self.strides(A)
         self.along_m = along_m == 1 and along_k != 1  # a lies along m rather than along k
         self.lines_of_k = self.along_m or (along_k == 1 and self.multiplies_by_lane())
         self.allocate_scratch()
@@ -130,18 +137,22 @@ class DotLowering:
     def multiplies_by_lane(self) -> bool:
         """Whether a register tile takes its rows of a from lanes of one vector: squares of a are
         turned for it, so they must be whole."""
-        k, plan = self.problem.sizes[2], self.plan
-        whole = modulo(k, plan.lanes) == 0 and plan.block_k % plan.lanes == 0
-        squares = plan.lanes > 1 and plan.mr % plan.lanes == 0 and whole
+        plan = self.plan
+        squares = plan.lanes > 1 and plan.mr % plan.lanes == 0 and self.even
         return self.target.multiplies_by_lane and squares
 
-    def strides(
-        self, x: Node, index: Callable[..., Index], rows: Size, columns: Size
-    ) -> list[Size | None]:
-        """The element strides of an operand along its two axes, where it is linear there."""
-        probes = [loop_index("probe_row", rows), loop_index("probe_column", columns)]
-        at = index(self.batch, *probes)
-        return [stride_of(self.e, x, at, probe) for probe in probes]
+    @property
+    def even(self) -> bool:
+        """Whether k is whole vectors of what is packed, and its blocks are."""
+        k, lanes = self.problem.sizes[2], self.plan.lanes
+        return modulo(k, lanes * self.word) == 0 and self.plan.block_k % lanes == 0
+
+    def strides(self, side: int) -> list[Size | None]:
+        """The strides of an operand along k and along its other axis, where it is linear there."""
+        sizes = self.problem.sizes
+        probes = loop_index("probe_k", sizes[2]), loop_index("probe_other", sizes[SIZE[side]])
+        place = self.place(side, *probes)
+        return [stride_of(self.e, *place, probe) for probe in probes]
 
     def allocate_scratch(self) -> None:
         """Scratch for what is packed, and for a register tile."""
@@ -156,7 +167,7 @@ class DotLowering:
 
     def blocks_of_k(self) -> None:
         """All blocks of k, one after another."""
-        k, block = self.problem.sizes[2], self.plan.block_k
+        k, block = self.depth, self.plan.block_k
         end = maximum(k, 1) if low(k) < 1 else k  # a sum of nothing is written too
         for at in self.b.each("k_block", 0, end, block):
             with self.e.scope():
@@ -179,27 +190,43 @@ class DotLowering:
     def lies(self) -> str:
         """How b lies: 'turned', with k along memory, in 'lines' along n, or in 'pieces'."""
         (_, _, k, n), plan = self.problem.sizes, self.plan
-        along_k, along_n = self.strides(self.problem.b, self.problem.index_b, k, n)
-        even = isinstance(k, int) and k % plan.lanes == 0 and plan.block_k % plan.lanes == 0
+        along_k, along_n = self.strides(B)
         turned = (
             along_n not in (0, 1)
             and along_k == 1
-            and even
+            and isinstance(k, int)
+            and self.even
             and modulo(n, plan.nr) == 0
             and plan.lanes & (plan.lanes - 1) == 0
             and plan.lanes > 1
         )
         return "turned" if turned else "lines" if along_n == 1 else "pieces"
 
-    def a_at(self, k: Size, row: Size) -> Node:
-        """What is packed of a."""
+    def place(self, side: int, k: Size, other: Size) -> Place:
+        """Where a is read at a row, or b at a column."""
         p = self.problem
-        return self.b.cast(self.e.value(p.a, p.index_a(self.batch, row, k)), self.input)
+        if side == A:
+            return p.a, p.index_a(self.batch, other, k)
+        return p.b, p.index_b(self.batch, k, other)
 
-    def b_at(self, k: Size, column: Size) -> Node:
-        """What is packed of b."""
-        p = self.problem
-        return self.b.cast(self.e.value(p.b, p.index_b(self.batch, k, column)), self.input)
+    def at(self, side: int, k: Size, other: Size) -> Node:
+        """What is packed of an operand: 0 where k is past its end."""
+        place, condition = self.place(side, k, other), Condition(k, self.problem.sizes[2])
+        if modulo(condition.size, self.step) == 0 or condition.holds():
+            value = self.e.value(*place)
+        else:
+            value = self.e._guarded(*place, [condition])
+        return self.b.cast(value, self.input)
+
+    def packed(self, side: int, k: Size, other: Size, lanes: int) -> Node:
+        """What is packed of one k, for each of some rows or columns."""
+        return self.b.broadcast(self.at(side, k, other), (lanes,))
+
+    def line(self, side: int, k: Size, other: Size, lanes: int, whole: bool = True) -> Node:
+        """What is packed of neighbours along k, of one row or column."""
+        with self.e.vector(k, lanes, self.problem.sizes[2], whole) as lane:
+            value = self.b.broadcast(self.at(side, lane, other), (lanes,))
+            return self.b.where(self.e.mask, value, 0) if self.step > 1 else value
 
     def pack_b(self, at: Size, count: Size) -> None:
         """packed[panel, i, :] = b[at + i, column + panel * nr ...]."""
@@ -221,7 +248,7 @@ class DotLowering:
         """One row of one panel."""
         b, nr = self.b, self.plan.nr
         with self.columns(self.column + j * nr) as lane:
-            value = b.broadcast(self.b_at(at + i, lane), (nr,))
+            value = self.packed(B, at + i, lane, nr)
             b.store(self.packed_b, value, (j, i, 0), (2,))
 
     def pack_turned(self, at: Size, count: Size, j: Size) -> None:
@@ -231,44 +258,32 @@ class DotLowering:
         for i in b.each("k", 0, count, lanes, bounds=(0, self.plan.block_k - 1)):
             for piece in range(0, self.plan.nr, lanes):
                 columns = [start + (piece + r) for r in range(lanes)]
-                square = b.turned(self.lines(self.b_at, columns, at + i, lanes))
+                square = b.turned([self.line(B, at + i, column, lanes) for column in columns])
                 square = b.reshape(square, (1, lanes, lanes))
                 b.store(self.packed_b, square, (j, i, piece), (0, 1, 2))
 
-    def lines(
-        self, operand: Callable[[Size, Size], Node], others: Sequence[Size], k: Size, lanes: int
-    ) -> list[Node]:
-        """Neighbours along k of an operand, for each of some places of its other axis."""
-        found = []
-        for other in others:
-            with self.e.vector(k, lanes, self.problem.sizes[2], True) as lane:
-                found.append(operand(lane, other))
-        return found
-
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[r, i] = a[row r, at + i], or packed[i, r] in lines of k."""
-        b, e, plan = self.b, self.e, self.plan
-        (_, m, k, _), bounds = self.problem.sizes, (0, plan.block_k - 1)
+        b, plan, m = self.b, self.plan, self.problem.sizes[1]
+        bounds = (0, plan.block_k - 1)
         if self.lines_of_k and not self.along_m:
             for i in b.each("k", 0, count, plan.lanes, bounds=bounds):
                 for r in range(0, plan.mr, plan.lanes):
                     some = rows[r : r + plan.lanes]
-                    square = b.turned(self.lines(self.a_at, some, at + i, plan.lanes))
+                    square = b.turned([self.line(A, at + i, row, plan.lanes) for row in some])
                     b.store(self.packed_a, square, (i, r), (0, 1))
             return
         if self.along_m:  # neighbouring rows at once
             width = power_of_two(plan.mr)
             for i in b.each("k", 0, count, unroll=4, bounds=bounds):
-                with e.vector(rows[0], width, m, False) as lane:
-                    x = b.broadcast(self.a_at(at + i, lane), (width,))
+                with self.e.vector(rows[0], width, m, False) as lane:
+                    x = self.packed(A, at + i, lane, width)
                     b.store(self.packed_a, x, (i, 0), (1,))
             return
-        even = modulo(k, plan.lanes) == 0 and plan.block_k % plan.lanes == 0
         for r, row in enumerate(rows):
             for i in b.each("k", 0, count, plan.lanes, unroll=4, bounds=bounds):
-                with e.vector(at + i, plan.lanes, k, even) as lane:
-                    x = b.broadcast(self.a_at(lane, row), (plan.lanes,))
-                    b.store(self.packed_a, x, (r, i), (1,))
+                x = self.line(A, at + i, row, plan.lanes, self.even)
+                b.store(self.packed_a, x, (r, i), (1,))
 
     # ---- panels ---------------------------------------------------------------------------
 
@@ -306,10 +321,14 @@ class DotLowering:
     def micro(self, count: Size, j: Size, ahead: list[tuple[Node, Size]]) -> Node:
         """The register tile: acc += a[:, k] outer b[k, :] over a block of k."""
         b, plan, bounds = self.b, self.plan, (0, self.plan.block_k - 1)
+        lanes = self.lines_of_k and self.target.multiplies_by_lane and plan.mr % plan.lanes == 0
 
         def step(i: Size) -> None:
-            at, axes = ((i, 0), (1, 0)) if self.lines_of_k else ((0, i), (0, 1))
-            left = b.load(self.packed_a, at, (plan.mr, 1), axes)
+            if lanes:
+                left = b.reshape(b.load(self.packed_a, (i, 0), (plan.mr,), (1,)), (plan.mr, 1))
+            else:
+                at, axes = ((i, 0), (1, 0)) if self.lines_of_k else ((0, i), (0, 1))
+                left = b.load(self.packed_a, at, (plan.mr, 1), axes)
             line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
             acc[0] = self.multiplied(left, line, acc[0])
 
@@ -317,7 +336,7 @@ class DotLowering:
         whole = floor_divide(count, plan.unroll) * plan.unroll
         for i in b.each("k", 0, whole, plan.unroll, acc, bounds=bounds):
             for memory, offset in ahead:  # a line serves many steps: one of them asks for it
-                b.prefetch(memory, offset + i)
+                b.prefetch(memory, offset + i * self.word)
             for t in range(plan.unroll):
                 step(i + t)
         if modulo(count, plan.unroll) != 0:
@@ -331,20 +350,25 @@ class DotLowering:
 
     def rows_ahead(self, at: Size, i: Size, j: Size) -> list[tuple[Node, Size]]:
         """Where the next row panel will be packed from: this column panel's share of its rows."""
-        p, plan = self.problem, self.plan
-        _, m, k, _ = p.sizes
+        plan, m = self.plan, self.problem.sizes[1]
         if self.along_m or high(m) <= plan.mr:
             return []
-        row, place = atom_of("far_row", m), atom_of("far_k", k)
         share = ceil_divide(plan.mr, plan.block_n // plan.nr)
+        far = [i + plan.mr + minimum(j * share + r, plan.mr - 1) for r in range(share)]
+        return self.read_along_k(A, at, far)
+
+    def read_along_k(self, side: int, at: Size, others: list[Size]) -> list[tuple[Node, Size]]:
+        """Where an operand is read along k from a place on, in some rows or columns."""
+        sizes = self.problem.sizes
+        other, k = atom_of("far_row", sizes[SIZE[side]]), atom_of("far_k", sizes[2])
         found: list[tuple[Node, Size]] = []
-        for node, index in reads_below([(p.a, p.index_a(self.batch, row, place))], self.e.memories):
+        for node, index in reads_below([self.place(side, k, other)], self.e.memories):
             offset = offset_of(node, index)
-            if coefficient(offset, place) != 1 or coefficient(offset, row) in (0, None):
+            if coefficient(offset, k) != 1 or coefficient(offset, other) in (0, None):
                 continue
-            for r in range(share):
-                far = i + plan.mr + minimum(j * share + r, plan.mr - 1)
-                found.append((self.e.memories[node], substitute(offset, {row: far, place: at})))
+            for own in others:
+                first = substitute(offset, {other: own, k: at * self.word})
+                found.append((self.e.memories[node], first))
         return found
 
     # ---- what becomes of a register tile --------------------------------------------------
@@ -380,7 +404,7 @@ class DotLowering:
 
     def is_last(self, at: Size) -> Node:
         """Whether a block of k is the last."""
-        return self.b.less_equal(self.problem.sizes[2], at + self.plan.block_k)
+        return self.b.less_equal(self.depth, at + self.plan.block_k)
 
     def finish(self, at: Size, i: Size, start: Size) -> None:
         """Hand each row of the register tile to the epilogue, or keep it for the next block."""

@@ -40,6 +40,11 @@ def vectors_alone(target: Target) -> bool:
     return vectors(target) and not array(target)
 
 
+def bytes_alone(target: Target) -> bool:
+    """The same, with instructions for products of bytes."""
+    return vectors_alone(target) and target.multiplies_bytes
+
+
 def threads(target: Target) -> bool:
     """Programs are blocks of threads that share memory."""
     return target.has_threads
@@ -76,6 +81,7 @@ TABLE = [
     Row("one product", _PICKED, "grouped:OneProduct", any_target, ("picked",)),
     Row("products on the array", _PRODUCTS, "array:ArrayProducts", array, _DOTS),
     Row("products on the host", _PRODUCTS, "array:HostProducts", array, _DOTS),
+    Row("products of bytes", _DOTS, "dot_bytes:ByteProducts", bytes_alone, _DOTS),
     Row("products on tiles", _PRODUCTS, "matrix:TileProducts", own_tiles, _DOTS),
     Row("products on vectors", _PRODUCTS, "dot:VectorProducts", vectors_alone, _DOTS),
     Row(

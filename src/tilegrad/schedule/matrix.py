@@ -16,8 +16,7 @@ from ..core.target import MatrixUnit, Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
 from ..tile import ops as tile_ops
-from .access import Condition, Index
-from .dot import DotLowering, VectorProducts
+from .dot import A, B, DotLowering, VectorProducts
 from .family import Bodies, Offer, Offers, roofline
 from .plan import Plan
 from .region import Region
@@ -46,7 +45,7 @@ class MatrixLowering(DotLowering):
         super().__init__(*rest)
         self.unit = unit
         self.accumulator = unit.accumulator
-        self.input = unit.inputs[0]
+        self.input, self.step = unit.inputs[0], unit.k
         self.together = unit.k // TILE  # k values that stand side by side
 
     def choose(self) -> Plan:
@@ -106,19 +105,10 @@ class MatrixLowering(DotLowering):
             self.pack_b(first * self.unit.k, self.steps)
             self.panels(first * self.unit.k, self.steps)
 
-    def operand(self, x: Node, index: Index, k: Size, lanes: int) -> Node:
-        """An operand in the unit's dtype, zero where k is past its end."""
-        condition = Condition(k, self.problem.sizes[2])
-        if modulo(self.problem.sizes[2], self.unit.k) == 0 or condition.holds():
-            value = self.e.value(x, index)
-        else:
-            value = self.e._guarded(x, index, [condition])
-        return self.b.broadcast(self.b.cast(value, self.input), (lanes,))
-
     def pack_b(self, at: Size, count: Size) -> None:
         """packed[panel, step, half, k, :] = neighbours along k of 16 columns."""
-        b, p, (_, _, k, n) = self.b, self.problem, self.problem.sizes
-        along_k, along_n = self.strides(p.b, p.index_b, k, n)
+        b, (_, _, k, n) = self.b, self.problem.sizes
+        along_k, along_n = self.strides(B)
         if (
             along_k == 1 != along_n
             and modulo(k, self.unit.k) == 0
@@ -139,14 +129,10 @@ class MatrixLowering(DotLowering):
 
     def interleave(self, j: Size, s: Size, g: Size, at: Size) -> None:
         """Neighbours along k where b is read along n: rows are interleaved."""
-        b, p, together, nr = self.b, self.problem, self.together, self.plan.nr
+        b, together, nr = self.b, self.together, self.plan.nr
         base = at + s * self.unit.k + g * together
-        rows = []
-        for t in range(together):
-            k = base + t
-            with self.columns(self.column + j * nr) as lane:
-                rows.append(self.operand(p.b, p.index_b(self.batch, k, lane), k, nr))
-        wide = b.turned(rows)
+        with self.columns(self.column + j * nr) as lane:
+            wide = b.turned([self.packed(B, base + t, lane, nr) for t in range(together)])
         value = b.reshape(wide, (2, TILE * together))
         b.store(self.packed_b, value, (j, s, 0, g, 0), (2, 4))
 
@@ -155,7 +141,8 @@ class MatrixLowering(DotLowering):
         b, start = self.b, self.column + j * self.plan.nr
         for half in range(2):
             columns = [start + (half * TILE + r) for r in range(TILE)]
-            rows = self.lines(self.b_at, columns, at + s * self.unit.k, self.unit.k)
+            k = at + s * self.unit.k
+            rows = [self.line(B, k, column, self.unit.k) for column in columns]
             stacked = b.add(tile_ops.stack_rows(*rows))
             pairs = b.reshape(stacked, (TILE, TILE, 2))
             turned = b.add(tile_ops.transpose(pairs, order=(1, 0, 2)))
@@ -167,10 +154,8 @@ class MatrixLowering(DotLowering):
         b, unit, k = self.b, self.unit.k, self.problem.sizes[2]
         for s in b.each("step", 0, count):
             for r, m in enumerate(rows):
-                with self.e.vector(at + s * unit, unit, k, modulo(k, unit) == 0) as lane:
-                    value = b.broadcast(self.a_at(lane, m), (unit,))
-                    value = b.where(self.e.mask, value, 0)
-                    b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0), (3,))
+                value = self.line(A, at + s * unit, m, unit, modulo(k, unit) == 0)
+                b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0), (3,))
 
     def panel(self, at: Size, count: Size, rows: list[Size], i: Size, j: Size) -> None:
         """One register tile."""

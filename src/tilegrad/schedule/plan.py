@@ -26,6 +26,7 @@ ONE_DEPTH = 512  # the block of k where a sum has one order, whatever the other 
 # Relative cost of a multiply-add in a register tile of (rows, vectors across), measured.
 WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
 LANE_TILES = {(8, 2): 1.0, (6, 4): 1.15, (4, 4): 1.3}
+WHOLE_TILES = {(6, 4): 1.0, (24, 1): 1.25}  # of integers, whose row factors take registers
 NARROW_TILES = {(4, 3): 1.0, (6, 2): 1.0, (12, 1): 1.25}
 # Seconds, relative to one multiply-add of one lane in a full register tile.
 PACK_B, PACK_B_TURNED, PACK_A, FINISH = 16.0, 24.0, 7.0, 12.0
@@ -82,17 +83,18 @@ def block_of_k(k: int, depth: int) -> int:
     return round_up(part, 16)
 
 
-def tiles_of(target: Target) -> dict[tuple[int, int], float]:
+def tiles_of(target: Target, accumulator: DType) -> dict[tuple[int, int], float]:
     """Register tiles worth a look, with their relative costs."""
     if target.multiplies_by_lane:
         return LANE_TILES
-    return WIDE_TILES if target.vector_registers >= 32 else NARROW_TILES
+    wide = WIDE_TILES if accumulator.is_float else WHOLE_TILES
+    return wide if target.vector_registers >= 32 else NARROW_TILES
 
 
 def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator[Plan]:
     """Plans worth a look: every register tile, a few ways to cut k, m and n."""
     lanes = target.lanes(accumulator)
-    tiles = tiles_of(target)
+    tiles = tiles_of(target, accumulator)
     workers = max(1, target.cores)
     m, n = max(1, problem.m), max(1, problem.n)
     depths = dict.fromkeys(block_of_k(problem.k, depth) for depth in DEPTHS)

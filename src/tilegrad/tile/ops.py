@@ -175,6 +175,15 @@ def reshape(x: Node, *, shape: Shape) -> Type:
     return Tile(shape, x.dtype)
 
 
+@row("shape", numpy=lambda n, x: np.ascontiguousarray(x).view(np.int32))
+def words(x: Node) -> Type:
+    """four neighbouring bytes of the last axis as the bytes of an int32, the first the lowest"""
+    *lead, size = _tile(x).shape
+    if _tile(x).dtype.bits != 8 or size % 4:
+        raise Misfit(f"{x.type} has no bytes in fours")
+    return Tile((*lead, size // 4), int32)
+
+
 @row("shape", numpy=lambda n, x: x.transpose(n.attrs["order"]))
 def transpose(x: Node, *, order: Shape) -> Type:
     """axes in another order"""

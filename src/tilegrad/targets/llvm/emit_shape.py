@@ -170,6 +170,12 @@ def _reshape(e: Emission, node: Node) -> Values:
     return rearrange(e, node, list(range(math.prod(node.shape))))
 
 
+def _words(e: Emission, node: Node) -> Values:
+    source, wide = node.inputs[0], type_of(node.dtype, lanes_of(node))
+    bytes_ = type_of(source.dtype, lanes_of(source))
+    return [e.value(f"bitcast {bytes_} {x} to {wide}") for x in e.values[source]]
+
+
 def _transpose(e: Emission, node: Node) -> Values:
     source, order = node.inputs[0].shape, node.attrs["order"]
     if order == (1, 0) and source[0] == source[1] and source[0] & (source[0] - 1) == 0:

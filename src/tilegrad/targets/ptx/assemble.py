@@ -26,11 +26,12 @@ from ...core.config import adopt, config, usable_cores
 from ...core.errors import InternalError, UserError
 from ...runtime.store import content_key, default_store
 
-FORMAT = "cubin-2"  # changes with what an entry of the Store holds
+FORMAT = "cubin-3"  # changes with what an entry of the Store holds
 SECONDS = 600.0
 OPTIONS = ("-v", "-O3")
 WHEELS = ("cu13/bin/ptxas", "cuda_nvcc/bin/ptxas")  # where NVIDIA's wheels put it
 LENGTH = struct.Struct("<Q")
+BLOCKS = (1, 4, 2)  # of a processor, that a text which spills is given room for in turn
 _BOUNDED = re.compile(r"\.(minnctapersm|maxnreg)\b")
 _THREADS = re.compile(r"^(\.maxntid [^\n]*)$", re.M)
 
@@ -128,8 +129,8 @@ def assemble(text: str, arch: str = "sm_90a") -> Assembly:
     made = _run(ptxas, text, arch)
     if made.spills and _BOUNDED.search(text) is None:
         # ptxas then aims at an occupancy of its own, and pays for it with spills
-        other = _run(ptxas, _THREADS.sub(r"\1\n.minnctapersm 1", text), arch)
-        made = other if not other.spills else made
+        others = (_run(ptxas, _THREADS.sub(rf"\1\n.minnctapersm {n}", text), arch) for n in BLOCKS)
+        made = next((other for other in others if not other.spills), made)
     store.put(key, _packed(made))
     return made
 
