@@ -143,12 +143,9 @@ class _Append:
         self.read("q", (self.token, self.head * x.group), self.each * x.group)
         self.read("k", own, self.each)
         self.brought["v"] = [tile.load(self.memory["v"], (*own, 0), (self.each, x.value_width))]
-        if self.half:
-            self.brought["frequencies"] = [
-                tile.load(self.memory["frequencies"], (0,), (self.half,))
-            ]
-        for name in ("q_norm", "k_norm") if self.rotary.norms else ():
-            starts = (0, self.half)
+        lines = {"frequencies": (0,)} if self.half else {}
+        weights = ("q_norm", "k_norm") if self.rotary.norms else ()
+        for name, starts in (lines | dict.fromkeys(weights, (0, self.half))).items():
             self.brought[name] = [tile.load(self.memory[name], (i,), (self.half,)) for i in starts]
         inside = tile.arange(size) < x.requests
         ends = tile.load(self.memory["query_starts"], (1,), (size,), mask=inside)
