@@ -222,7 +222,7 @@ def _combine(x: PagedShape, plan: PagedPlan, own: Any, row: Any, memory: dict[st
 
 @tile.function
 def mixed(
-    memories: tuple[Any, Any],
+    memories: Sequence[Any],
     where: tuple[Any, Any, Any],
     parts: Any,
     shape: tuple[int, int, int],
