@@ -34,7 +34,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import DType
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, power_of_two
 from ...ir.types import Array, Memory
 from ...tile.build import Body
 from ...tile.define import Definition
@@ -68,7 +68,7 @@ class WarpPlan:
 
 def padded(width: int) -> int:
     """A width as it lies in shared memory: the next power of two from 16 on."""
-    return max(DEPTH, 1 << (width - 1).bit_length())
+    return max(DEPTH, power_of_two(width))
 
 
 def why_not(x: AttentionShape, backward: bool = False) -> str:

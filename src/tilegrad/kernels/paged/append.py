@@ -26,7 +26,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import DType, float8_e5m2, float32, int64
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, power_of_two
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import Parameters, memories, refuse
@@ -138,7 +138,7 @@ class _Append:
     @tile.function
     def run(self) -> None:
         """Find the token's request, if it has one; turn and write."""
-        x, size = self.x, 1 << max(0, high(self.x.requests) - 1).bit_length()
+        x, size = self.x, power_of_two(high(self.x.requests))
         own = (self.token, self.head)
         self.read("q", (self.token, self.head * x.group), self.each * x.group)
         self.read("k", own, self.each)
