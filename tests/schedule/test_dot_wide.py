@@ -389,7 +389,7 @@ def test_rows_of_any_lines(k: int) -> None:
     def normed(x: Node, w: Node, weight: Node) -> Node:
         square = build.multiply(build.cast(x, float32), build.cast(x, float32))
         mean = build.multiply(build.sum_(square, 1, keep=True), build.constant(1 / k, float32))
-        root = build.sqrt(build.add(mean, build.constant(1e-5, float32)))
+        root = ops.square_root(build.add(mean, build.constant(1e-5, float32)))
         rows = build.cast(build.divide(build.cast(x, float32), root), x.dtype)
         return dot(build.multiply(rows, w), weight, turn_b=True)
 
