@@ -382,8 +382,9 @@ def test_one_row_stores_several_results(k: int) -> None:
     assert check(stored, numbers(1, k), weights.astype(BF16)) == 1
 
 
+@pytest.mark.parametrize("target", [A100, H200], ids=lambda t: t.name)
 @pytest.mark.parametrize("k", [576, 640, 768, 2560])
-def test_rows_of_any_lines(k: int) -> None:
+def test_rows_of_any_lines(k: int, target: Target) -> None:
     """One token times weights whose rows are lines of 256, 128 or 64: streamed, behind a norm."""
 
     def normed(x: Node, w: Node, weight: Node) -> Node:
@@ -394,4 +395,4 @@ def test_rows_of_any_lines(k: int) -> None:
         return dot(build.multiply(rows, w), weight, turn_b=True)
 
     values = numbers(1, k), numbers(1, k, seed=1), numbers(256, k, seed=2)
-    check(normed, *values)
+    check(normed, *values, target=target)

@@ -131,10 +131,10 @@ class WideDot:
             return next(for_any_rows(x, target), None)
         if x.scaled:
             return next(iter(ranked(x, target)), None)
-        if not self.asynchronous:
-            return next(iter(ranked_threads(x, target)), None)
         if not self.block_sums and self._streams(x):
             return choose_matvec(x, target)
+        if not self.asynchronous:
+            return next(iter(ranked_threads(x, target)), None)
         known = tuned(x, target, self._epilogue_class())
         if known is not None and self.suits(x, known):
             return self.with_room(x, known)
@@ -151,7 +151,7 @@ class WideDot:
 
     def _streams(self, x: Operands) -> bool:
         """Whether the matvec takes the product: not one of long rows with nothing around it."""
-        alone = len(self.reads) == 2 and high(x.k) > LONG
+        alone = self.asynchronous and len(self.reads) == 2 and high(x.k) > LONG
         return not alone and not matvec_why_not(x, self.target)
 
     @property
