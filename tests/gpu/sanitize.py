@@ -339,11 +339,11 @@ def experts(x: tg.Tensor, scores: tg.Tensor, *weights: tg.Tensor) -> tg.Tensor:
     return x + routed(x, picked, shares, scores.shape[1], compute)
 
 
-def of_experts(tokens: int) -> tuple[np.ndarray[Any, Any], ...]:
+def of_experts(tokens: int, width: int = 128, hidden: int = 64) -> tuple[np.ndarray[Any, Any], ...]:
     """Values for `experts`."""
-    sizes = ((16, 64, 128), (16, 64, 128), (16, 128, 64))
+    sizes = (16, hidden, width), (16, hidden, width), (16, width, hidden)
     weights = [floats(*size, dtype=HALF) for size in sizes]
-    return floats(tokens, 128, dtype=HALF), floats(tokens, 16), *weights
+    return floats(tokens, width, dtype=HALF), floats(tokens, 16), *weights
 
 
 GENERATED: dict[str, tuple[Callable[..., Any], tuple[np.ndarray[Any, Any], ...]]] = {
@@ -363,6 +363,7 @@ GENERATED: dict[str, tuple[Callable[..., Any], tuple[np.ndarray[Any, Any], ...]]
     "long sort": (lambda x: tg.sort(x, -1), (floats(5000),)),
     "top-k": (lambda x: tg.topk(x, 5, -1), (floats(3, 300),)),
     "experts, one token": (experts, of_experts(1)),
+    "experts, streamed": (experts, of_experts(2, 512, 768)),
     "experts, few tokens": (experts, of_experts(9)),
     "experts, one program": (experts, of_experts(64)),
     "experts, many tokens": (experts, of_experts(150)),

@@ -41,11 +41,11 @@ def body_of(x: Operands, plan: MatvecPlan) -> Body:
                 (f"w{i}", Memory((n * lines, LINE), x.dtype, use="constant"))
                 for i, n in enumerate(sizes)
             ),
-            *((f"c{i}", Memory((n,), x.result, use="result")) for i, n in enumerate(kept)),
+            *((f"c{i}", Memory((1, n), x.result, use="result")) for i, n in enumerate(kept)),
         ],
     )
 
-    def token():
+    def token(row):
         return b.cast(b.load(b.parameters[0], (0, 0), (lines, LINE), (0, 1)), float32)
 
     def epilogue(*given):
@@ -59,7 +59,9 @@ def body_of(x: Operands, plan: MatvecPlan) -> Body:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("plan", [MatvecPlan(2, 4), MatvecPlan(8, 8), MatvecPlan(4, 8)])
+@pytest.mark.parametrize(
+    "plan", [MatvecPlan(2, 4), MatvecPlan(8, 8), MatvecPlan(4, 8), MatvecPlan(8, 3)]
+)
 def test_products(name: str, plan: MatvecPlan) -> None:
     x = CASES[name]
     sizes = x.weights or (x.n,)
@@ -69,12 +71,12 @@ def test_products(name: str, plan: MatvecPlan) -> None:
     wanted = [(w.astype(np.float64) @ token[0].astype(np.float64)) for w in weights]
     if x.gated:
         wanted = [sum(wanted)]
-    found = [np.full(w.shape, np.nan, np.float32) for w in wanted]
+    found = [np.full((1, *w.shape), np.nan, np.float32) for w in wanted]
     body = body_of(x, plan)
     assert {f.rule for f in require(body, H200)} <= {"bank_conflict"}
     run(body, [token.reshape(-1, LINE), *(w.reshape(-1, LINE) for w in weights), *found])
     for got, expected in zip(found, wanted):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(got[0], expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")
@@ -96,11 +98,11 @@ def test_simulated() -> None:
     draw = np.random.default_rng(1)
     token = draw.standard_normal((x.k // LINE, LINE)).astype(BF16)
     weights = [draw.standard_normal((n * x.k // LINE, LINE)).astype(BF16) for n in x.weights]
-    found = [np.full(n, np.nan, np.float32) for n in x.weights]
+    found = [np.full((1, n), np.nan, np.float32) for n in x.weights]
     simulate(*emit(body_of(x, MatvecPlan(8, 8)), "matvec", H200), [token, *weights, *found])
     for got, w in zip(found, weights):
-        wanted = w.reshape(len(got), -1).astype(np.float64) @ token.reshape(-1).astype(np.float64)
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-4)
+        wanted = w.reshape(got.size, -1).astype(np.float64) @ token.reshape(-1).astype(np.float64)
+        np.testing.assert_allclose(got[0], wanted, rtol=1e-5, atol=1e-4)
 
 
 def test_what_it_refuses() -> None:

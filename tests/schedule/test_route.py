@@ -141,7 +141,7 @@ class Layers(tg.nn.Module):
 def lowered(layers: Layers, tokens: int):
     """The Graph of layers, its inputs and their values."""
     draw = np.random.default_rng(tokens)
-    x = draw.standard_normal((tokens, 128)).astype(BF16)
+    x = draw.standard_normal((tokens, layers.feeds[0].gate.shape[2])).astype(BF16)
     with tg.no_grad():
         found = tg.jit(lambda y: layers(y)).lower(tg.tensor(x))
     values = [
@@ -182,6 +182,22 @@ def test_a_layer(given: dict) -> None:
 @pytest.mark.parametrize("tokens", [5, 33])
 def test_a_layer_simulated(tokens: int) -> None:
     inputs, outputs, values = lowered(Layers(1), tokens)
+    (expected,) = interpret(outputs, dict(zip(inputs, values)))
+    (found,) = run_graph(inputs, outputs, values)
+    compare(outputs[0], found, expected, 2.0)
+
+
+@pytest.mark.usefixtures("assembled")
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_few_rows_stream_their_weights(tokens: int) -> None:
+    """A program has four rows of an expert's weights; tokens that pick the same one share them
+    (there are 6 for 4 a token)."""
+    few = {"hidden_size": 256, "moe_intermediate_size": 768, "num_experts": 6}
+    inputs, outputs, values = lowered(Layers(1, **few), tokens)
+    schedule = schedule_for(inputs, outputs, H200)
+    launches = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+    programs = {s.body.name.split("_")[0]: s.body.grid[0] for s in launches}
+    assert programs["gated"] / 768 == programs["dot"] / 256 >= min(6, 4 * tokens) / 4
     (expected,) = interpret(outputs, dict(zip(inputs, values)))
     (found,) = run_graph(inputs, outputs, values)
     compare(outputs[0], found, expected, 2.0)

@@ -6,9 +6,9 @@ place of the least precise float that it names. What float64 itself is off by is
 run, in float32: both grow alike. Where rounding decides the result (the two differ by much),
 nothing is compared. What differs is compared again with torch at arguments that are almost the
 same: who wins of two equal values (a maximum's derivative) is decided by rounding too, so what is
-right there is no find. What a softmax is off by where its derivative is that of attention (its
-two terms are summed apart, in another order each, so they cancel to rounding alone) is found with a
-further run, and counts as what rounding does. Integers and bools are equal.
+right there, or lies between, is no find. What a softmax is off by where its derivative is that of
+attention (its two terms are summed apart, in another order each, so they cancel to rounding alone)
+is found with a further run, and counts as what rounding does. Integers and bools are equal.
 """
 
 from __future__ import annotations
@@ -256,10 +256,12 @@ def difference(
     with np.errstate(all="ignore"):
         off = np.abs(got - exact)
     off = np.where(usual, off, 0.0)
-    for other in near:
+    if near:
+        others = np.stack([want, *(other.detach().double().numpy() for other in near)])
         with np.errstate(all="ignore"):
-            theirs_too = np.abs(other.detach().double().numpy() - got) <= off / 4
-        off = np.where(theirs_too, 0.0, off)
+            beside = (np.abs(others - got) <= off / 4).any(0)
+            between = (others.min(0) <= got) & (got <= others.max(0))  # of both sides of a kink
+        off = np.where(beside | between, 0.0, off)
     if bool((off <= allowed).all()):
         return ""
     at = np.unravel_index(int(np.nanargmax(np.where(np.isnan(off), np.inf, off))), off.shape)

@@ -57,6 +57,10 @@ FINDS = {
             "v1 = v0 + m.logsumexp(v0, -2, keepdim=True)",
         ],
     ),
+    "the sign of a difference that is 0 here, and a last bit in torch": (
+        [("float32", np.array([-0.75, -1.0625])), ("float32", np.array([0.25, -0.0625]))],
+        ["v0 = F.l1_loss(m.logaddexp2(x0, x0), x1)"],
+    ),
     "a padded row of what is rolled: every lane lies past the end of what is joined": (
         [("bfloat16", np.resize(SPREAD, (13, 14))), ("bfloat16", SPREAD[:1, None])],
         ["v0 = m.logcumsumexp(m.roll(x0, -1), -1)", "v1 = m.lerp(v0, x1, 0.25)"],

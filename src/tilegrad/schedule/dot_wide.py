@@ -24,7 +24,7 @@ from ..ir.node import Node, topological, walk
 from ..ir.symbol import Size, floor_divide, high, loop_index, power_of_two, round_up
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
-from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecPlan
+from ..kernels.matmul.matvec import LINE, LONG, GroupedMatvec, Matvec, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import BLOCK, ranked, transposed, with_room
@@ -123,7 +123,8 @@ class WideDot:
         """The Plan that a table or the model of time puts first."""
         target = self.target
         if x.block:
-            return choose_grouped(x, target)
+            few = not matvec_why_not(x, target)
+            return choose_matvec(x, target) if few else choose_grouped(x, target)
         if x.sparse:
             return choose_sparse(x, target)
         if invariant():
@@ -293,7 +294,7 @@ class WideDot:
         )
         return self.listed(self.kernel).build()
 
-    def listed(self, kernel: WideMatmul) -> WideMatmul:
+    def listed(self, kernel: Any) -> Any:
         """A kernel that knows its list of blocks or the words of its weights, where it has some."""
         if isinstance(kernel, SparseMatmul):
             words = self.dot.inputs[2]
@@ -305,12 +306,12 @@ class WideDot:
                 for s, scale in zip(self.scales, self.dot.inputs[2:])
             ]
             kernel.scales = list(map(tile.memory, found))
-        if isinstance(kernel, Grouping):
+        if isinstance(kernel, (Grouping, GroupedMatvec)):
             found = [
                 self.b.matrix(self.e.memories[base_of(n, self.reads)], n.shape, s)
                 for n, s in zip(ops.group_lists(self.dot), ((COLUMNS, 1), (1,)))
             ]
-            kernel.blocks, *kernel.rows = map(tile.memory, found)
+            kernel.blocks, *kernel.sources = map(tile.memory, found)
         return kernel
 
     def asks(self, x: Operands) -> bool:
@@ -322,23 +323,27 @@ class WideDot:
 
     def build_matvec(self, results: Sequence[tuple[Node, WideDot]]) -> Body:
         """One token: the weights of the parts, and who computes each result of them."""
-        assert self.operands is not None
-        b, k = self.b, high(self.operands.k)
+        x, b = self.operands, self.b
+        assert x is not None
+        k, lead = high(x.k), (x.batch,) if x.block else ()
         memories = [self.e.memories[p.right.node] for p in self.parts]
         sizes = [high(p.problem.sizes[3]) for p in self.parts]
-        self.kernel = Matvec(
-            self.operands,
+        self.kernel = (GroupedMatvec if x.block else Matvec)(
+            x,
             self.plan,
             b,
             self.token,
-            [b.matrix(m, (n * k // LINE, LINE), (LINE, 1)) for m, n in zip(memories, sizes)],
-            [self.outputs[v] for v, _ in results],
+            [
+                b.matrix(m, (*lead, n * k // LINE, LINE), (*(n * k for _ in lead), LINE, 1))
+                for m, n in zip(memories, sizes)
+            ],
+            [w.like_result(self.outputs[v]) for v, w in results],
             [w.epilogue for _, w in results],
             [w.ask for _, w in results],
         )
         for part in self.parts:
             part.kernel, part.totals = self.kernel, self.totals
-        return self.kernel.build()
+        return self.listed(self.kernel).build()
 
     def ask(self, shape: tuple[int, int], where: tuple[Size, Size, Size]) -> None:
         """Read what the epilogue of a piece will want, so that it need not wait for it."""
@@ -359,13 +364,13 @@ class WideDot:
         with self.e.tile(row, shape[0], sizes[0], column, shape[1], sizes[1]) as (i, j):
             yield (j, i) if self.turned else (i, j)
 
-    def token(self) -> Node:
-        """The one token in lines, and the whole sums that follow from it."""
+    def token(self, row: Size) -> Node:
+        """The token of a row in lines, and the whole sums that follow from the only one."""
         b, p, k = self.b, self.problem, high(self.problem.sizes[2])
         shape = (k // LINE, LINE)
         with self.e.tile(0, shape[0], shape[0], 0, LINE, LINE) as (line, at):
             place = line * LINE + at
-            found = b.cast(self.e.value(p.a, p.index_a(0, 0, place)), float32)
+            found = b.cast(self.e.value(p.a, p.index_a(0, row, place)), float32)
             for whole in self.wholes:
                 source = whole.inputs[0]
                 x = b.broadcast(self.e.value(source, unravel(place, source.shape)), shape)

@@ -9,6 +9,10 @@ last ones of this are at work, so memory does not idle between launches. Several
 token are taken one after another (q, k and v), or taken side by side for an epilogue that sees
 all products (gate and up).
 
+`GroupedMatvec` has the few rows of one or two tokens that go to experts: a program takes some rows
+of a group's weights, and all rows of the group. Which weights those are is known when the launch
+before has ended.
+
 Costs: bytes of the weights once, the token (and what it is computed from) once a program from the
 L2 cache; 2 operations an element. Invariant: the order of a sum over k depends on k and the Plan
 alone.
@@ -27,13 +31,17 @@ from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
+from ..grouped import FIRST, GROUP, LAST
 from .shape import Ask, Choice, Epilogue, Operands, among, first_wrong
+from .wide_grouped import listed
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
-WARPS = (8, 4)  # of a program, the first number that divides a row's lines
+WARPS = (8, 4, 2, 1)  # of a program, the first number that divides a row's lines
+MOST_ROWS = 16  # of all groups, whose weights are read as a matvec does
 LONG = 8192  # elements of a row beyond which a product by itself is left to the wide matmul
 LONGEST = 16384  # elements of a row that a program holds in registers
 EACH = 64  # elements of weights that a thread holds: 128 took 4 % longer, a step of an 8B model
+SMALL = 2  # warps; each thread has twice as much: small programs begin too slowly
 SECONDS, RATE = 2e-6, 1.0  # beginning and end; share of the copy rate
 
 
@@ -47,7 +55,7 @@ class MatvecPlan:
 
 def warps_of(k: int) -> int:
     """Warps of a program, each with as many lines of a row; 0 where none fit or it is too long."""
-    fits = (w for w in WARPS if k % (w * LINE) == 0)
+    fits = (w for w in WARPS if k % (w * LINE) == 0 and k <= 2 * EACH * 32 * w)
     return next(fits, 0) if k <= LONGEST else 0
 
 
@@ -55,7 +63,7 @@ def why_not(x: Operands, target: Target) -> str:
     """Why there is no such kernel for operands (not turned); '' where there is."""
     k, weights = x.k, x.weights or (x.n,)
     wrong = [
-        (x.m != 1 or x.batch != 1, "one token"),
+        (high(x.m) > MOST_ROWS if x.block else (x.m, x.batch) != (1, 1), "one token"),
         (x.dtype.size != 2, "16-bit floats"),  # codes of 8 bits are widened too slowly
         (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
         (
@@ -72,10 +80,11 @@ def choose(x: Operands, target: Target) -> Choice[MatvecPlan]:
     """A Plan: as many rows as registers hold well; weights are rows, as in a turned wide matmul."""
     warps = warps_of(high(x.k))
     each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
-    rows = next(r for r in (8, 4, 2, 1) if r * each <= EACH or r == 1)
+    most = EACH if warps > SMALL else 2 * EACH
+    rows = next(r for r in (8, 4, 2, 1) if r * each <= most or r == 1)
     rows = max(rows, x.products)
     sizes = x.weights or (high(x.n),)
-    bytes_ = sum(sizes) * high(x.k) * x.dtype.size
+    bytes_ = sum(sizes) * high(x.k) * x.dtype.size * (high(x.m) if x.block else 1)
     seconds = SECONDS + bytes_ / (RATE * target.peak_bytes())
     return Choice(MatvecPlan(rows, warps), True, seconds)
 
@@ -88,14 +97,14 @@ class Matvec:
         x: Operands,
         plan: MatvecPlan,
         b: BodyBuilder,
-        token: Callable[[], Node],
+        token: Callable[[Any], Node],
         weights: Sequence[Node],
         results: Sequence[Node],
         epilogues: Sequence[Epilogue],
         ahead: Sequence[Ask] = (),
     ) -> None:
-        """weights: (n * lines, LINE) each; results: (n,) each; token() gives (lines, LINE) in
-        float32; `ahead` asks for what the epilogue of a result will read."""
+        """weights: (n * lines, LINE) each; results: (rows, n) each; token(row) gives (lines, LINE)
+        in float32; `ahead` asks for what the epilogue of a result will read."""
         self.x, self.plan, self.b, self.token = x, plan, b, tile.outside(token)
         self.weights = [tile.memory(w) for w in weights]
         self.results = [tile.memory(r) for r in results]
@@ -129,24 +138,61 @@ class Matvec:
         constant = all(w.type.use == "constant" for w in weights)
         if not constant:
             tile.grid_dependency_wait()
-        loaded = [self.row_of(w, row + r) for w in weights for r in range(self.rows)]
+        loaded = self.rows_of(weights, row)
         if constant:
             tile.grid_dependency_wait()
         for ask in self.ahead[number : number + 1]:
             ask((self.rows, 1), (0, row, 0))
-        token = self.token()
+        self.multiply(number, loaded, (0, row, 0))
+
+    def multiply(self, number: int, loaded: Sequence[Any], where: tuple[Any, Any, Any]) -> None:
+        """The token, sums, the epilogue; where: (group, row of the weights, row)."""
+        _, row, own = where
+        token = self.token(own)
         products = [tile.cast(line, float32) * token for line in loaded]
         lines = [tile.sum(p, 1) for p in products]  # threads meet once for all of them
         sums = [tile.sum(line, 0) for line in lines]
         pieces = [
             tile.stack(sums[n * self.rows : (n + 1) * self.rows]) for n in range(self.x.products)
         ]
-        value = self.epilogues[number](*pieces, (0, row, 0))
+        value = self.epilogues[number](*pieces, where)
         out = self.results[number]
         value = tile.reshape(tile.cast(value, out.dtype), (self.rows,))
-        tile.store(out[row : row + self.rows], value)
+        tile.store(out[own, row : row + self.rows], value)
+
+    def rows_of(self, weights: Sequence[Any], row: Any) -> list[Any]:
+        """What a program has of each weight."""
+        return [self.row_of(w, row + r) for w in weights for r in range(self.rows)]
 
     def row_of(self, weight: Any, row: Any) -> Any:
         """A row of a weight: so many lines of the (rows * lines, LINE) that it is stored as."""
         first = row * self.lines
         return tile.load(weight[first : first + self.lines, 0:LINE])
+
+
+class GroupedMatvec(Matvec):
+    """Builds one Body for rows in groups; weights: (groups, n * lines, LINE) each."""
+
+    blocks: Any  # the list of groups that have rows
+    sources: Sequence[Any]  # the row of the input that each row is: the token's hole reads it
+
+    def build(self) -> Body:
+        """Every program: some rows of a block's weights."""
+        most = tile.most(self.blocks.shape[0]) - 1
+        with tile.into(self.b):
+            program = tile.grid(most * self.programs)
+            tile.grid_launch_dependents()
+            tile.grid_dependency_wait()
+            self.take(program // self.programs, program % self.programs * self.rows)
+        return self.b.finish((most * self.programs,), plan=self.plan, warps=self.plan.warps)
+
+    @tile.function
+    def take(self, block: Any, row: Any) -> None:
+        """All rows of a block by its number, if there is one."""
+        rows, groups = high(self.x.m), high(self.x.batch)
+        if tile.less(block, listed(self.blocks, 0, 0, rows)):
+            group = listed(self.blocks, GROUP, block + 1, groups - 1)
+            first, last = (listed(self.blocks, what, block + 1, rows) for what in (FIRST, LAST))
+            loaded = self.rows_of([w[group] for w in self.weights], row)
+            for own in tile.range(first, last, bounds=(0, rows - 1)):
+                self.multiply(0, loaded, (group, row, own))

@@ -44,7 +44,7 @@ class Grouping:
     """What a wide matmul of groups does in its own way; comes before the class that it changes."""
 
     blocks: Any  # the list
-    rows: Sequence[Any] = ()  # the row of the input that each row is, where it is not itself
+    sources: Sequence[Any] = ()  # the row of the input that each row is, where it is not itself
     last: Any  # the row after the last of the block that was asked for
 
     def __getattr__(self, name: str) -> Any:  # what WideMatmul sets
@@ -71,8 +71,8 @@ class Grouping:
 
     def begin_tile(self, where: Any) -> None:
         """The rows of a block that the producer brings; those past the last row are any."""
-        if self.rows:
-            (rows,), (_, _, first) = self.rows, where
+        if self.sources:
+            (rows,), (_, _, first) = self.sources, where
             at = tile.minimum(tile.arange(self.x.block) + first, rows.shape[0] - 1)
             most = tile.most(self.weight.shape[0]) - 1
             found = tile.cast(tile.load(rows, at), int64)
@@ -80,7 +80,7 @@ class Grouping:
 
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """A block of rows."""
-        if not self.rows:
+        if not self.sources:
             super().fill_right(stage, where, step, number)  # type: ignore[misc]
             return
         place, column = self.right[stage], self.along_k(step)
