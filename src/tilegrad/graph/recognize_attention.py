@@ -43,7 +43,7 @@ def recognize_attention(
 def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) -> list[Node]:
     order = topological(roots, stop=outside.__contains__)
     own = [n for n in order if n not in outside]
-    inner = {n for n in own if n.blocks and _has_dots(n)}
+    inner = {n for n in own if n.blocks}
     known = {n for n in own if n.op in KNOWN and {"mask", "bias"} & set(n.attrs["extras"])}
     found: dict[Node, Node] = {}
     reads: dict[Node, list[Node]] = {}
@@ -75,11 +75,6 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
             if blocks != new.blocks:
                 done[node] = new.with_inputs(new.inputs, blocks)
     return [done.get(r, r) for r in roots]
-
-
-def _has_dots(node: Node) -> bool:
-    inside = [n for b in node.blocks for n in b.nodes]
-    return any(n.op is ops.dot or n.op in KNOWN or (n.blocks and _has_dots(n)) for n in inside)
 
 
 def _in_block(block: Block, log: Log, derived: bool) -> Block:

@@ -36,8 +36,8 @@ def multi_head_attention_forward(
     bias_v: Any,
     add_zero_attn: bool,
     dropout_p: float,
-    out_proj_weight: Any,
-    out_proj_bias: Any,
+    out_proj_weight: Any = None,
+    out_proj_bias: Any = None,
     training: bool = True,
     key_padding_mask: Any = None,
     need_weights: bool = True,
@@ -59,7 +59,8 @@ def multi_head_attention_forward(
         raise UserError("one without the other", op=OP, expected="bias_k and bias_v, or neither")
     check_heads(OP, embed_dim_to_check, num_heads)
     separate = (q_proj_weight, k_proj_weight, v_proj_weight)
-    weights = separate if use_separate_proj_weight else lift(in_proj_weight).chunk(3)
+    joint = in_proj_weight is not None and not use_separate_proj_weight
+    weights = lift(in_proj_weight).chunk(3) if joint else separate
     q, k, v = (lift(x) for x in (query, key, value))
     if q.ndim not in (2, 3) or q.shape[-1] != embed_dim_to_check:
         expected = f"(tokens, batch, {embed_dim_to_check}), or without a batch"

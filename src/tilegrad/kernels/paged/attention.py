@@ -26,9 +26,9 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import int64
-from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
+from ..attention.shape import refuse
 from ..attention.softmax import clamped, finished, log_sums
 from ..attention.threads import DEPTH, multiply, shared_place
 from ..attention.tile_order import bounded, number_at
@@ -42,16 +42,14 @@ CONSUMER_FIELDS = ("token", "tokens", "sees", "first", "blocks", "partial", "fro
 Item = dict[str, Any]  # fields of a record
 
 
-def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Body:
+def attend(x: PagedShape, plan: PagedPlan) -> Body:
     """The kernel."""
-    why = why_not(x, plan)
-    if why:
-        raise InternalError("kernels.paged", f"{why}: {plan} for {x}")
+    refuse("kernels.paged", why_not(x, plan), plan, x)
     made = ThreadItems if plan.threads else Items
     step = ("q", "keys", "values", "scales", "table", "sinks")
     names = (*step, "items", "out", *SCRATCH, "counters")
     given = parameters(x, names, plan, partial="result", sums="result")
-    return made(x, plan, BodyBuilder(name, given)).build()
+    return made(x, plan, BodyBuilder("paged_attention", given)).build()
 
 
 class Items(Steps):
