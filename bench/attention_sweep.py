@@ -186,7 +186,7 @@ class Measured:
 
         return [lambda i=i: one(i) for i in range(len(self.q))]
 
-    def ours(self, cubin: bytes, entry: Entry, dependent: bool) -> list[Any]:
+    def ours(self, cubin: bytes, entry: Entry) -> list[Any]:
         """Launches of one of our kernels."""
         from tilegrad.targets.ptx.launch import Prepared
 
@@ -205,7 +205,7 @@ class Measured:
                     self.lse[i].data_ptr(),
                 )
             )
-            kernel.start(dependent=dependent)
+            kernel.start()
 
         return [lambda i=i: launch(i) for i in range(len(self.q))]
 
@@ -256,7 +256,7 @@ def measure(
             print(f"  {label(plan)}: {fault}", flush=True)
             continue
         try:
-            launches = case.ours(cubin, Entry.from_text(entry), plan.dependent)
+            launches = case.ours(cubin, Entry.from_text(entry))
             errors = case.error(launches[0])
             found = bench.interleave(launches, theirs, rounds)
         except Exception as failure:

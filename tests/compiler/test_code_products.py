@@ -8,6 +8,7 @@ the rounding of their scales: their sums are exact.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from tilegrad.core.dtype import bfloat16, float32, int8, int32, uint8
 from tilegrad.core.errors import UserError
 from tilegrad.core.format import format_of
 from tilegrad.core.scaled import most_of, pack_array
-from tilegrad.core.target import A100, AVX512, AVX512_AMX, H200
+from tilegrad.core.target import A100, AVX512, AVX512_AMX, H200, NEON
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
@@ -351,6 +352,25 @@ def test_int8_on_a_cpu(m: int, n: int, k: int) -> None:
     bodies = [s.body for kernel in schedule.kernels for s in kernel.steps if isinstance(s, Launch)]
     units = {node.attrs.get("unit") for body in bodies for node, _ in walk(body.block)}
     assert ("tdpbssd" in units) == (m > 1)
+
+
+@pytest.mark.parametrize("m", [1, 20])
+@pytest.mark.parametrize("more", ["+dotprod", ""])
+def test_int8_by_products_of_bytes(m: int, more: str) -> None:
+    """Arm multiplies codes of int8 with its instruction for bytes, and unpacks them without,
+    to bfloat16."""
+    target = dataclasses.replace(NEON, features=f"+neon,{more}".rstrip(",")).with_cores(2)
+    layers, result, wanted = one_product(m, 48, 80, (INT8, INT8))
+    (got,) = run_interpreted(target, layers.nodes, [result], layers.values)
+    assert np.abs(got - wanted).max() <= (1e-6 if more else 1e-2) * np.abs(wanted).max()
+    bodies = [
+        s.body
+        for kernel in schedule_for(layers.nodes, [result], target).kernels
+        for s in kernel.steps
+        if isinstance(s, Launch)
+    ]
+    found = {node.op.name for body in bodies for node, _ in walk(body.block)}
+    assert ("signed_byte_dot" in found) == bool(more)
 
 
 @pytest.mark.parametrize("target", [A100, AVX512.with_cores(2)], ids=["a100", "avx512"])

@@ -190,8 +190,7 @@ CASES: dict[str, Case] = {
                             replace(SMALL, section=3), ()),
     "mixed orders": (shape(batch=2, queries=90, orders=("bthd", "bhtd", "bthd", "bhtd")), SMALL,
                      ()),
-    "dependent": (shape(), replace(SMALL, dependent=True), ()),
-    "dependent, late": (shape(), replace(SMALL, dependent=True, early=False), ()),
+    "next launch late": (shape(), replace(SMALL, early=False), ()),
     "more programs than tiles": (shape(queries=40), replace(SMALL, programs=7), ()),
     "soft limit": (shape(softcap=2.0, scale=1.0, band=CAUSAL), SMALL, ()),
     "bias": (shape(queries=100, keys=72, extras=("bias",)), SMALL, (drawn(1, 2, 100, 72),)),
@@ -221,7 +220,7 @@ CASES: dict[str, Case] = {
 # Options alone, which other cases have beside more.
 ALONE = {
     *("three stages", "narrow", "narrow, three consumers", "narrow, window", "window"),
-    *("bottom right", "soft limit", "bias", "lengths", "mixed orders", "width 96", "dependent"),
+    *("bottom right", "soft limit", "bias", "lengths", "mixed orders", "width 96"),
 }
 assert set(CASES) >= ALONE
 

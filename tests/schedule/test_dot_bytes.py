@@ -135,15 +135,22 @@ def test_what_a_operand_is_computed_of_is_computed_once_a_program() -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_rows_that_only_the_run_knows() -> None:
-    count = symbol("rows", 1, 8)
-    a, b = build.input_((count, 50), int8), build.input_((20, 50), int8)
-    dot = build.dot(a, b, ((), ()), ((1,), (1,)), int32)
-    for rows in (1, 3, 8):
-        draw = np.random.default_rng(rows)
-        values = [draw.integers(-128, 128, s).astype(np.int8) for s in ((rows, 50), (20, 50))]
-        (found,) = run([a, b], [dot], values, {"rows": rows})
-        np.testing.assert_array_equal(found, expected(values, True))
+@pytest.mark.parametrize("most", [8, 30])
+def test_sizes_that_only_the_run_knows(most: int) -> None:
+    """Few rows, and more; all sizes are Symbols."""
+    m, n, k = (symbol(name, 1, top) for name, top in (("m", most), ("n", 50), ("k", 90)))
+    inputs = [build.input_((m, k), int8), build.input_((n, k), int8)]
+    dot = build.dot(*inputs, ((), ()), ((1,), (1,)), int32)
+    for sizes in ((1, 50, 64), (most, 7, 90), (3, 16, 5)):
+        draw = np.random.default_rng(sizes)
+        shapes = ((sizes[0], sizes[2]), (sizes[1], sizes[2]))
+        values = [draw.integers(-128, 128, shape).astype(np.int8) for shape in shapes]
+        bound = dict(zip("mnk", sizes))
+        for found in (
+            *run(inputs, [dot], values, bound),
+            *run_interpreted(VNNI, inputs, [dot], values, bound),
+        ):
+            np.testing.assert_array_equal(found, expected(values, True))
 
 
 def test_a_result_of_eight_bits_wraps() -> None:

@@ -9,46 +9,27 @@ no kernel. Invariant: a row that sees nothing gives 0 and -inf, and no nan in an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, reduce
+from typing import Any
 
 from ..core.dtype import bfloat16, int32, uint32
-from ..core.errors import InternalError
 from ..ir.node import Node
 from . import build, ops
-from .attention_types import EXTRAS, PLAIN, Band, dropout_threshold, sizes, sum_dtype
+from .attention_types import EXTRAS, PLAIN, dropout_threshold, sizes, sum_dtype
+
+USUAL = {"band": (None, None), "softcap": 0.0, "dropout": 0.0, "orders": PLAIN}  # attrs
 
 
 def attention(
-    q: Node,
-    k: Node,
-    v: Node,
-    more: Mapping[str, Node] | None = None,
-    *,
-    scale: float,
-    band: Band = (None, None),
-    softcap: float = 0.0,
-    dropout: float = 0.0,
-    orders: Sequence[str] = PLAIN,
-) -> tuple[Node, Node]:
-    """The items (out, lse) of an attention Node; `more` gives the extras by name."""
+    q: Node, k: Node, v: Node, more: Mapping[str, Node] | None = None, **attrs: Any
+) -> list[Node]:
+    """The items (out, lse) of an attention Node; `more` gives the extras by name. The scale is
+    given, other attrs are the usual ones where they are not."""
     given = {} if more is None else more
-    extras = tuple(name for name in EXTRAS if name in given)
-    if len(extras) != len(given):
-        raise InternalError("graph.attention", f"unknown extras in {tuple(given)}")
-    node = ops.attention(
-        q,
-        k,
-        v,
-        *(given[name] for name in extras),
-        scale=float(scale),
-        band=tuple(band),
-        softcap=float(softcap),
-        dropout=float(dropout),
-        extras=extras,
-        orders=tuple(orders),
-    )
-    return ops.get(node, index=0), ops.get(node, index=1)
+    extras = tuple(sorted(given, key=list(EXTRAS).index))
+    inputs = (q, k, v, *(given[name] for name in extras))
+    return build.items(ops.attention(*inputs, **{**USUAL, **attrs, "extras": extras}))
 
 
 def extras_of(node: Node) -> dict[str, Node]:

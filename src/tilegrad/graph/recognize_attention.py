@@ -43,7 +43,7 @@ def recognize_attention(
 def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) -> list[Node]:
     order = topological(roots, stop=outside.__contains__)
     own = [n for n in order if n not in outside]
-    inner = {n for n in own if n.blocks and _has_dots(n)}
+    inner = {n for n in own if n.blocks}
     known = {n for n in own if n.op in KNOWN and {"mask", "bias"} & set(n.attrs["extras"])}
     found: dict[Node, Node] = {}
     reads: dict[Node, list[Node]] = {}
@@ -77,14 +77,7 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
     return [done.get(r, r) for r in roots]
 
 
-def _has_dots(node: Node) -> bool:
-    inside = [n for b in node.blocks for n in b.nodes]
-    return any(n.op is ops.dot or n.op in KNOWN or (n.blocks and _has_dots(n)) for n in inside)
-
-
 def _in_block(block: Block, log: Log, derived: bool) -> Block:
-    if any(n.op.effect for n in block.nodes):
-        return block
     outside = frozenset(block.captures())
     results = tuple(_walk(list(block.results), outside, log, derived))
     if results == block.results:

@@ -83,13 +83,10 @@ class MultiheadAttention(Module):
             **self._parameters,  # they bear the names of its arguments
             add_zero_attn=self.add_zero_attn,
             dropout_p=self.dropout,
-            out_proj_weight=None,
-            out_proj_bias=None,
             training=self.training,
             key_padding_mask=key_padding_mask,
             need_weights=need_weights,
             attn_mask=attn_mask,
-            use_separate_proj_weight=self.in_proj_weight is None,
             average_attn_weights=average_attn_weights,
             is_causal=is_causal,
         )

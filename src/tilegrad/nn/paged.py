@@ -140,23 +140,14 @@ def _scales(given: Any, layers: int, key_heads: int) -> np.ndarray[Any, Any]:
     """(layers, 2, key_heads), as they are given or broadcast."""
     try:
         found = np.asarray(given, np.float32)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(
-            "scales are no numbers",
-            op="PagedCache",
-            expected=f"(2,) or ({layers}, 2, {key_heads}) numbers",
-            got=repr(given)[:80],
-        ) from None
-    if found.shape == (2,):
-        found = found[:, None]
-    try:
+        found = found[:, None] if found.shape == (2,) else found
         found = np.broadcast_to(found, (layers, 2, key_heads))
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         raise ShapeError(
             "the scales do not fit",
             op="PagedCache",
-            expected=f"(2,) or ({layers}, 2, {key_heads})",
-            got=found.shape,
+            expected=f"(2,) or ({layers}, 2, {key_heads}) numbers",
+            got=repr(given)[:80],
         ) from None
     if not (np.isfinite(found).all() and (found > 0).all()):
         raise UserError(

@@ -17,7 +17,6 @@ from typing import Any
 
 from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float16, float32, float64
-from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import ops
 from ..graph.attention import extras_of
@@ -41,9 +40,9 @@ Writer = Callable[[set[int], str], list[Body]]
 class AttentionFamily(Family):
     """Attention by kernels of the library."""
 
-    def kernels(self, node: Node, x: AttentionShape, target: Target) -> str | Writer:
-        """Why no kernel takes a Node whose sizes are known, or what writes the launches."""
-        raise InternalError("schedule.attention", f"{self.name} has no kernels")
+    # kernels(node, x, target): why no kernel takes a Node whose sizes are known, or what writes the
+    # launches (a Writer)
+    kernels: Any
 
     def why_not(self, node: Node, target: Target) -> str:
         """Why no kernel of the Family takes a Node; '' where one does."""
@@ -74,9 +73,7 @@ class AttentionFamily(Family):
                 return "store", wanted[results.index(own)]
             return "scratch", (Array(parameter.shape, parameter.dtype), own)
 
-        write = self.kernels(node, shape_of(node), target)
-        if isinstance(write, str):
-            raise InternalError("schedule.attention", f"{self.name}: {write}")
+        write: Writer = self.kernels(node, shape_of(node), target)
         return [Made(b, [role(p) for p in b.parameters]) for b in write(set(wanted), name)]
 
 
@@ -146,8 +143,7 @@ def _unit_forward(x: AttentionShape, target: Target, more: Sequence[Memory]) -> 
     def write(wanted: set[int], name: str) -> list[Body]:
         chosen = plan.choose(x, target)
         tiles = x.batch * x.heads * -(-high(x.queries) // chosen.tile[0])
-        early = high(tiles) <= chosen.programs
-        chosen = replace(chosen, dependent=True, early=early)
+        chosen = replace(chosen, early=high(tiles) <= chosen.programs)
         return [forward.wide_attention(x, chosen, name, more)]
 
     return plan.why_not(x) or (write if any(plan.plans(x, target)) else NO_PLAN)

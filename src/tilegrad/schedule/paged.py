@@ -18,7 +18,6 @@ from typing import Any
 
 from ..core.config import invariant
 from ..core.dtype import int32
-from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import build, ops
 from ..graph.paged_types import APPEND, ATTEND, named
@@ -71,9 +70,9 @@ Writer = Callable[[Sequence[Node], Surroundings], list[Node]]  # an attention as
 class Attention(Chosen):
     """Attention over a paged cache by one way."""
 
-    def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
-        """Why the Family does not take this, or what writes the calls of its kernels."""
-        raise InternalError("schedule.paged", f"{self.name} has no kernel")
+    # kernels(node, x, target): why the Family does not take this, or what writes the calls of its
+    # kernels (a Writer)
+    kernels: Any
 
     def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
         """The one Plan, by the roofline over all pages that a request may have, or why there is
@@ -88,9 +87,7 @@ class Attention(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """The launches of the kernels."""
-        write = self.kernels(node, shape_of(node), target)
-        if isinstance(write, str):
-            raise InternalError("schedule.paged", f"{self.name}: {write}")
+        write: Writer = self.kernels(node, shape_of(node), target)
         return write(inputs, near)
 
 
@@ -109,9 +106,8 @@ class ListAttention(Attention):
         def write(inputs: Sequence[Node], near: Surroundings) -> list[Node]:
             from ..kernels.paged.call import called, listed
 
-            others, lengths, starts = _apart(x, inputs)
-            shared = _work(x, plan, lengths, starts, near)
-            return near.call(*others, *shared, callee=called(listed, x, plan))[:1]
+            given, _ = _with_work(x, plan, inputs, near)
+            return near.call(*given, callee=called(listed, x, plan))[:1]
 
         return (CUT_KEYS if invariant() else why_not(x, plan)) or write
 
@@ -126,33 +122,28 @@ class ListAttention(Attention):
         return [(most, few + 1)] if few and few < high(x.most_pages) * x.page else ()
 
 
-def _apart(x: PagedShape, inputs: Sequence[Node]) -> tuple[list[Node], Node, Node]:
-    """What attention by a list takes beside it; lengths and query starts, which the list is of."""
-    count = len(inputs) - x.sinks
-    *others, lengths, starts = inputs[:count]
-    return [*others, *inputs[count:]], lengths, starts
-
-
-def _work(
-    x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
-) -> list[Node]:
-    """The list of a step, and zeros that programs count in if they join parts."""
+def _with_work(
+    x: PagedShape, plan: PagedPlan, inputs: Sequence[Node], near: Surroundings
+) -> tuple[list[Node], list[Node]]:
+    """What attention by a list takes, the list of a step and zeros that programs count in, if they
+    join parts, at its end; and the lengths and query starts, which a list is of."""
     from ..kernels.paged.work import work_list
 
-    items = _listed(near, lengths, starts, work_list, x, plan)
+    given = named(ATTEND, inputs)
+    of = [given.pop(name) for name in ("lengths", "query_starts")]
+    items = _listed(near, of, work_list, x, plan)
     counters = build.full((plan.item_rows(x), x.key_heads), 0, int32)
-    return [items, counters] if plan.joined else [items]
+    return [*given.values(), items, *([counters] if plan.joined else [])], of
 
 
-def _listed(near: Surroundings, lengths: Node, starts: Node, *list_of: Any) -> Node:
-    """The call of a list (its kernel, shape and Plan); the same Node for all layers that differ in
-    nothing that the list depends on."""
+def _listed(near: Surroundings, of: Sequence[Node], write: Any, x: PagedShape, *how: Any) -> Node:
+    """The call of a list, by its kernel; the same Node for all layers that differ in nothing that
+    the list depends on."""
     from ..kernels.paged.call import called
 
-    write, x, *plan = list_of
-    callee = called(write, replace(x, scale=1.0, softcap=0.0, sinks=False), *plan)
+    callee = called(write, replace(x, scale=1.0, softcap=0.0, sinks=False), *how)
     callee.verdict = near.verdict
-    return ops.call(lengths, starts, callee=callee)
+    return ops.call(*of, callee=callee)
 
 
 class UnitPrefill(Attention):
@@ -170,10 +161,9 @@ class UnitPrefill(Attention):
         def write(inputs: Sequence[Node], near: Surroundings) -> list[Node]:
             many = prefill.choose(x, target)
             assert many is not None
-            (q, *others), lengths, starts = _apart(x, inputs)
-            shared = _work(x, few, lengths, starts, near)
-            tiles = _listed(near, lengths, starts, prefill.tile_list, x, many, least)
-            given = (build.reshape(q, (1, *q.shape)), *others, *shared, tiles)
+            (q, *others), of = _with_work(x, few, inputs, near)
+            tiles = _listed(near, of, prefill.tile_list, x, many, least)
+            given = (build.reshape(q, (1, *q.shape)), *others, tiles)
             out = near.call(*given, callee=called(mixed, x, few, many))[0]
             return [build.reshape(out, node.shape)]
 
@@ -296,10 +286,8 @@ def attention_of(node: Node, near: Surroundings) -> Node | None:
     found = readers[0]
     if found.op is not ops.paged_attention or not found.attrs["single"]:
         return None
-    appended = {
-        **named(APPEND, node.inputs),
-        **dict(zip(("q", "keys", "values"), (items.get(i) for i in range(3)))),
-    }
+    after = zip(("q", "keys", "values"), map(items.get, range(3)))
+    appended = {**named(APPEND, node.inputs), **dict(after)}
     given = named(ATTEND, found.inputs)
     sinks = given.pop("sinks", None)
     if sinks is not None and base_of(sinks, passing=(ops.cast,)).inputs:

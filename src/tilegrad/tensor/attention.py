@@ -15,7 +15,7 @@ from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import attention as graph
 from ..graph import build, ops
-from ..graph.attention_types import EXTRAS, LEAST_SCORE, OP, SCORES, Sizes, sum_dtype
+from ..graph.attention_types import EXTRAS, LEAST_SCORE, OP, SCORES, Band, Sizes, sum_dtype
 from ..graph.attention_types import sizes as sizes_of
 from ..ir.block import argument_op
 from ..ir.node import Node
@@ -79,10 +79,10 @@ def attention(
         k,
         v,
         more,
-        scale=_usual_scale(sizes.width) if scale is None else scale,
+        scale=1.0 / math.sqrt(max(sizes.width, 1)) if scale is None else float(scale),
         band=_band(causal, window, sizes, packed="query_starts" in more),
-        softcap=softcap,
-        dropout=dropout if dropout < 1.0 else 0.0,
+        softcap=float(softcap),
+        dropout=float(dropout) if dropout < 1.0 else 0.0,
         orders=(order,) * 4,
     )
     if dropout == 1.0:
@@ -93,19 +93,10 @@ def attention(
     return (result, wrap(lse, *parents)) if return_lse else result
 
 
-def _usual_scale(width: Size) -> float:
-    """1 / sqrt(width)."""
-    if not isinstance(width, int):
-        raise ShapeError(
-            "the width is not known", op=OP, expected="an int", got=width, hint="give the scale"
-        )
-    return 1.0 / math.sqrt(max(width, 1))
-
-
 # ---- checks ---------------------------------------------------------------------------------
 
 
-def _band(causal: bool | str, window: Any, sizes: Sizes, packed: bool) -> graph.Band:
+def _band(causal: bool | str, window: Any, sizes: Sizes, packed: bool) -> Band:
     """Bounds of j - i."""
     if causal not in (True, False, "top_left", "bottom_right"):
         raise UserError(

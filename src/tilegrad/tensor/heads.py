@@ -12,7 +12,7 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.errors import ShapeError, UserError
 from .attention import scaled_dot_product_attention
-from .creation import tri, zeros
+from .creation import tri
 from .maths import cast, pick
 from .matmul import linear, matmul
 from .movement import cat
@@ -36,8 +36,8 @@ def multi_head_attention_forward(
     bias_v: Any,
     add_zero_attn: bool,
     dropout_p: float,
-    out_proj_weight: Any,
-    out_proj_bias: Any,
+    out_proj_weight: Any = None,
+    out_proj_bias: Any = None,
     training: bool = True,
     key_padding_mask: Any = None,
     need_weights: bool = True,
@@ -59,7 +59,8 @@ def multi_head_attention_forward(
         raise UserError("one without the other", op=OP, expected="bias_k and bias_v, or neither")
     check_heads(OP, embed_dim_to_check, num_heads)
     separate = (q_proj_weight, k_proj_weight, v_proj_weight)
-    weights = separate if use_separate_proj_weight else lift(in_proj_weight).chunk(3)
+    joint = in_proj_weight is not None and not use_separate_proj_weight
+    weights = lift(in_proj_weight).chunk(3) if joint else separate
     q, k, v = (lift(x) for x in (query, key, value))
     if q.ndim not in (2, 3) or q.shape[-1] != embed_dim_to_check:
         expected = f"(tokens, batch, {embed_dim_to_check}), or without a batch"
@@ -102,12 +103,9 @@ def check_heads(op: str, features: int, num_heads: int) -> None:
 
 def _extended(x: Tensor, bias: Any, add_zero: bool) -> Tensor:
     """Keys or values, (batch, tokens, features), with a learned one and a zero at the end."""
-    rows = [x]
     if bias is not None:
-        rows.append(lift(bias).expand(x.shape[0], 1, x.shape[2]))
-    if add_zero:
-        rows.append(zeros(x.shape[0], 1, x.shape[2], dtype=x.dtype, device=x.device))
-    return x if len(rows) == 1 else cat(rows, 1)
+        x = cat([x, lift(bias).expand(x.shape[0], 1, x.shape[2])], 1)
+    return pad(x, (0, 0, 0, 1)) if add_zero else x
 
 
 def _mask(

@@ -122,16 +122,12 @@ def paged_step(
     v: Any,
     keys: Any,
     values: Any,
-    table: Any,
-    lengths: Any,
-    query_starts: Any,
-    *,
+    *pages: Any,
     scales: Any = None,
     **how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(attention of the new tokens, keys, values): `paged_append`, then `paged_attention`; `how`
-    has the options of both."""
-    pages = (table, lengths, query_starts)
+    """(attention of the new tokens, keys, values): `paged_append`, then `paged_attention`, of
+    `pages`: table, lengths and query_starts; `how` has the options of both."""
     turn = {n: how.pop(n) for n in ("frequencies", "interleaved", "factor") if n in how}
     q_rotated, keys, values = paged_append(q, k, v, keys, values, *pages, **turn, scales=scales)
     return paged_attention(q_rotated, keys, values, *pages, scales=scales, **how), keys, values

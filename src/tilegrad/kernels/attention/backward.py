@@ -26,18 +26,15 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float32
-from ...core.errors import InternalError
 from ...ir.symbol import Size, ceil_divide, floor_divide, modulo
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of, size_of
 from .holes import Holes
-from .plan import OWN, ROWS, BackwardPlan, backward_why_not, columns_of
-from .shape import AttentionShape, backward_parameters, memories, swizzled
+from .plan import OWN, REGISTERS, ROWS, BackwardPlan, backward_why_not, columns_of
+from .shape import AttentionShape, backward_parameters, memories, refuse, swizzled
 from .softmax import and_masks, clamped, first_of, line, times
 from .tile_order import block_at, block_count, corner
-
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 
 
 def attention_backward(
@@ -47,9 +44,7 @@ def attention_backward(
     name: str = "attention_backward",
 ) -> list[Body]:
     """All launches; parameters as `backward_parameters` names them, and `sums` between launches."""
-    why = backward_why_not(x, plan)
-    if why:
-        raise InternalError("kernels.attention.backward", f"{why}: {plan} for {x}")
+    refuse("kernels.attention.backward", backward_why_not(x, plan), plan, x)
     given = dict(backward_parameters(x, more))
     given["sums"] = Memory(sums_shape(x, plan), float32, use="state")
 
@@ -137,15 +132,15 @@ class BackwardBody:
 
     def build(self) -> Body:
         """Places, then the roles beside each other."""
-        programs = self.x.batch * self.heads * self.blocks
+        programs, (few, many) = self.x.batch * self.heads * self.blocks, REGISTERS[2]
         with tile.into(self.b):
             self.place()
             self.locate(tile.grid(programs))
             self.begin, self.end = self.seen_blocks()
-            with tile.role("producer", 4, PRODUCER_REGISTERS):
+            with tile.role("producer", 4, few):
                 self.producer()
             for own in range(2):
-                with tile.role(f"consumer{own}", 4, CONSUMER_REGISTERS):
+                with tile.role(f"consumer{own}", 4, many):
                     BackwardConsumer(self, own).run()
         return self.b.finish((programs,), plan=self.plan)
 

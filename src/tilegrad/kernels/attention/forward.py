@@ -22,13 +22,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ... import tile
-from ...core.errors import InternalError
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .consumer import ConsumerRows
 from .holes import Holes
 from .plan import REGISTERS, AttentionPlan, padded, why_not
-from .shape import AttentionShape, memories, parameters, swizzled
+from .shape import AttentionShape, memories, parameters, refuse, swizzled
 from .tile_order import TileOrder, Work
 
 
@@ -47,9 +46,7 @@ class WideAttention:
     notes: ClassVar[dict[str, Any]] = {}  # of the Body
 
     def __init__(self, x: AttentionShape, plan: AttentionPlan, b: BodyBuilder) -> None:
-        why = why_not(x, plan)
-        if why:
-            raise InternalError("kernels.attention.forward", f"{why}: {plan} for {x}")
+        refuse("kernels.attention.forward", why_not(x, plan), plan, x)
         self.x, self.plan, self.b = x, plan, b
         self.rows, self.keys = plan.tile
         self.halves = self.rows // 64
@@ -68,12 +65,11 @@ class WideAttention:
                 self.producer()
             for own in range(self.halves):
                 with tile.role(f"consumer{own}", 4, registers):  # 64 queries of every tile
-                    if plan.dependent:
-                        tile.grid_dependency_wait()
-                        if plan.early:
-                            tile.grid_launch_dependents()
+                    tile.grid_dependency_wait()
+                    if plan.early:
+                        tile.grid_launch_dependents()
                     Consumer(self, own).run()
-                    if plan.dependent and not plan.early:
+                    if not plan.early:
                         tile.grid_launch_dependents()
                     tile.wait_copies(0)
         return self.b.finish((plan.programs,), plan=plan, **self.notes)
@@ -120,8 +116,7 @@ class WideAttention:
 
     def producer(self) -> None:
         """Queries of a tile, then keys one block ahead of values."""
-        if self.plan.dependent:
-            tile.grid_dependency_wait()
+        tile.grid_dependency_wait()
 
         def one(count: Any, work: Work, turn: Any) -> None:
             self.load_queries(count, work)

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, round_up
 from .shape import AttentionShape, first_wrong, unit_why_not
 
 FLOPS = 4096  # of the matrix units of one program in a cycle
@@ -29,7 +29,7 @@ STEP_CYCLES = 240  # of a block, beside its products
 SHORT = 1024  # queries below which a tile's first and last blocks are most of it
 HIDDEN = {1: 0.4, 2: 0.6, 3: 0.8}  # of a step's smaller part, by consumers that overlap
 NEAR = 32 << 20  # bytes of keys and values that stay in L2 while tiles are mixed
-
+COSTLY = {"bias", "mask", "slopes", "key"}  # extras that need registers of their own
 
 SHARED_BYTES = 232_448 - 1_024  # of a program, less what aligns it
 REGISTERS = {1: (0, 0), 2: (24, 240), 3: (32, 160)}  # of producer and consumers, by consumers
@@ -49,13 +49,12 @@ class AttentionPlan:
     chained: bool = False  # a tile's first scores are multiplied beside the last values before
     narrow: bool = False  # of a tile's last block only the keys that a consumer's queries see
     section: int = 1  # (batch, head) pairs whose tiles are mixed, longest first
-    dependent: bool = False  # waits for the launch before it by itself
     early: bool = True  # lets the next launch begin at its own start, not at its end
 
 
 def padded(width: int) -> int:
     """A width as it lies in shared memory: whole steps of the matrix units."""
-    return -(-width // 16) * 16
+    return round_up(width, 16)
 
 
 def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
@@ -95,7 +94,7 @@ def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
     wide = max(padded(x.width), padded(x.value_width))
     if high(x.queries) <= 64:
         return ((64, 128), (64, 64), (64, 32))
-    if wide <= 64 and (x.softcap or {"bias", "mask", "slopes", "key"} & set(x.extras)):
+    if wide <= 64 and (x.softcap or COSTLY & set(x.extras)):
         return ((128, 128), (128, 96), (128, 64), (64, 128))  # more than 160 registers
     if wide <= 64:
         return ((192, 128), (128, 192), (128, 128), (192, 96), (64, 128))
@@ -151,29 +150,22 @@ def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
     lanes = high(x.batch) * x.heads
     count = min(lanes, max(64, plan.section))  # a longer list is more of the same
     work = ROW_CYCLES * rows + step * each
-    group = max(1, min(plan.section, count))
-    whole = np.concatenate(
-        [np.repeat(work, min(group, count - at)) for at in range(0, count, group)]
-    )
-    whole = np.tile(whole, 1 if count == lanes else -(-lanes // count))[: lanes * len(each)]
-    programs = plan.programs
-    filled = np.zeros(-(-len(whole) // programs) * programs)
-    filled[: len(whole)] = whole
-    grid = filled.reshape(-1, programs)
+    starts = range(0, count, plan.section)
+    mixed = np.concatenate([np.repeat(work, min(plan.section, count - at)) for at in starts])
+    whole = np.tile(mixed, -(-lanes // count))[: lanes * len(each)]
+    grid = np.pad(whole, (0, -len(whole) % plan.programs)).reshape(-1, plan.programs)
     grid[1::2] = grid[1::2, ::-1]
     return float(grid.sum(0).max())
 
 
 def plans(x: AttentionShape, target: Target) -> Iterator[AttentionPlan]:
     """Plans for every tile that fits."""
-    rings = (4, 3, 2) if max(padded(x.width), padded(x.value_width)) <= 64 else (2,)
+    stages = 4 if max(padded(x.width), padded(x.value_width)) <= 64 else 2
     for tile in tiles(x):
-        for stages in rings:
-            made = fitted(x, AttentionPlan(tile, stages, target.cores))
-            if made is not None:  # tiles are mixed such that programs end together
-                mixed = [replace(made, section=n) for n in sections(x)]
-                yield min(mixed, key=lambda plan: cycles(x, plan))
-                break
+        made = fitted(x, AttentionPlan(tile, stages, target.cores))
+        if made is not None:  # tiles are mixed such that programs end together
+            mixed = [replace(made, section=n) for n in sections(x)]
+            yield min(mixed, key=lambda plan: cycles(x, plan))
 
 
 def choose(x: AttentionShape, target: Target) -> AttentionPlan:
@@ -189,13 +181,8 @@ def ordered(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
     wide = max(padded(x.width), padded(x.value_width)) > 64
     cut, long = x.band[1] is not None, high(x.queries) >= SHORT
     late = plan.tile[0] > 64 and (wide or plan.tile[0] > 128) and not (cut and not (wide and long))
-    tried = [
-        replace(plan, narrow=cut, late=late, chained=cut and late),
-        replace(plan, narrow=cut, late=late),
-        replace(plan, narrow=cut),
-        plan,
-    ]
-    return next(p for p in tried if not why_not(x, p))
+    chained = replace(plan, narrow=cut, late=late, chained=cut and late)
+    return replace(chained, chained=False) if why_not(x, chained) else chained
 
 
 # ---- backward -----------------------------------------------------------------------------------
@@ -203,8 +190,6 @@ def ordered(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
 ROWS = 128  # tokens a program keeps
 OWN = 64  # of which a consumer has
 NEAR_BYTES = 24 << 20  # that caches keep while programs of a backward loop
-
-COSTLY = {"bias", "mask", "slopes", "key"}  # they need registers of their own
 
 
 @dataclass(frozen=True)
@@ -223,7 +208,7 @@ class BackwardPlan:
 
 def spanned(width: int) -> int:
     """Columns of a place that holds rows of so many elements: whole swizzled spans."""
-    return 32 * -(-width // 32)
+    return round_up(width, 32)
 
 
 def columns_of(x: AttentionShape, plan: BackwardPlan) -> tuple[int, int]:
@@ -232,13 +217,13 @@ def columns_of(x: AttentionShape, plan: BackwardPlan) -> tuple[int, int]:
     return (128 if plan.fast and width > 64 else width), spanned(x.value_width)
 
 
-def backward_bytes(x: AttentionShape, plan: BackwardPlan, side: str) -> int:
-    """About what a program of keys or of queries needs."""
+def backward_bytes(x: AttentionShape, plan: BackwardPlan) -> int:
+    """About what a program needs, of keys or of queries."""
     wide = 2 * sum(columns_of(x, plan))
-    if side == "keys":
-        changes = 4 * ROWS * plan.queries if plan.fast else 0
-        return ROWS * wide + plan.query_stages * plan.queries * (wide + 8) + changes + 512
-    return ROWS * wide + plan.key_stages * plan.keys * wide + 512
+    of_keys = plan.query_stages * plan.queries * (wide + 8)
+    if plan.fast:
+        return (ROWS * wide + 512) + of_keys + 4 * ROWS * plan.queries
+    return (ROWS * wide + 512) + max(of_keys, plan.key_stages * plan.keys * wide)
 
 
 def backward_why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str:
@@ -246,8 +231,6 @@ def backward_why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str
     why = unit_why_not(x, forward=False)
     if why or plan is None:
         return why
-    sides = ("keys",) if plan.fast else ("keys", "queries")
-    most = max(backward_bytes(x, plan, side) for side in sides)
     odd = [b for b in (plan.queries, plan.keys) if b % 16 or not 16 <= b <= 256]
     whole = 128 if columns_of(x, plan)[0] <= 64 else 64
     unsummed = plan.apart or "query_starts" in x.extras
@@ -259,7 +242,7 @@ def backward_why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str
         ((max if plan.apart else sum)(sums) > 128, "accumulators do not fit the registers"),
         (min(plan.query_stages, plan.key_stages) < 2, "a ring has two stages or more"),
         (plan.section < 1, "programs of one head or more are mixed"),
-        (most > SHARED_BYTES, "the ring does not fit shared memory"),
+        (backward_bytes(x, plan) > SHARED_BYTES, "the ring does not fit shared memory"),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import DType, bfloat16, float16, float32, float64
+from ...core.errors import InternalError
 from ...ir.symbol import Size, high, low
 from ...ir.types import Memory
 from ...tile.build import BodyBuilder
@@ -89,6 +90,12 @@ class AttentionShape:
 def first_wrong(*wrong: tuple[Any, str]) -> str:
     """The first reason whose condition holds; '' where none does."""
     return next((why for is_wrong, why in wrong if is_wrong), "")
+
+
+def refuse(where: str, why: str, *given: Any) -> None:
+    """An error that says why something cannot be right, if there is a reason."""
+    if why:
+        raise InternalError(where, f"{why}: {given}")
 
 
 def unit_why_not(x: AttentionShape, forward: bool = True) -> str:

@@ -58,20 +58,19 @@ def within(
     all at once where there are 0.
     """
     rows, columns = shape
-    pieces = (rows, columns // lanes, lanes) if lanes else shape
+    lanes = lanes or columns
+    pieces = columns // lanes
     seen: Any | None = None
     if any(side is not None for side in (lowest, highest, None if turned else end)):
-        across = tile.reshape(line(lanes or columns), (1, 1, lanes) if lanes else (1, columns))
-        down = tile.reshape(line(rows), (rows, 1, 1) if lanes else (rows, 1))
-        steps: Any = 0
-        if 0 < lanes < columns:
-            steps = tile.reshape(line(columns // lanes) * lanes, (1, columns // lanes, 1))
+        across = tile.reshape(line(lanes), (1, 1, lanes))
+        down = tile.reshape(line(rows), (rows, 1, 1))
+        steps = tile.reshape(line(pieces) * lanes, (1, pieces, 1)) if pieces > 1 else None
 
         def limit(at: Any, moving: bool) -> Any:
             """A limit as it is seen from every piece."""
             found = tile.cast(at, int32)
             found = down + found if moving else found
-            return found - steps if 0 < lanes < columns else found
+            return found if steps is None else found - steps
 
         if highest is not None:
             seen = across <= limit(highest, True)
@@ -79,15 +78,17 @@ def within(
             seen = and_masks(seen, limit(lowest, True) <= across)
         if end is not None and not turned:
             seen = and_masks(seen, across < limit(end, False))
-        seen = tile.reshape(tile.broadcast(seen, pieces), shape)
+        seen = tile.reshape(tile.broadcast(seen, (rows, pieces, lanes)), shape)
     if turned and end is not None:
         seen = and_masks(seen, tile.broadcast(first_of(rows, end)[:, None], shape))
     return seen
 
 
-def and_masks(a: Any | None, b: Any) -> Any:
+def and_masks(a: Any | None, b: Any | None) -> Any:
     """Where two masks hold; None holds everywhere."""
-    return b if a is None else a & b
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
 
 
 def folded(op: Callable[[Any, Any], Any], x: Any) -> Any:

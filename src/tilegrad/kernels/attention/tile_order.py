@@ -224,8 +224,9 @@ class TileOrder:
     ) -> Work:
         """The blocks of keys that the queries from `first` on see."""
         band, cuts = (self.low, self.high), self.most_right > 1
-        s = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
-        return Work(s.start, s.count, s.right, s.left, holes, first, queries, limit, sequence)
+        seen = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
+        own = {"holes": holes, "first": first, "queries": queries, "limit": limit}
+        return Work(**vars(seen), **own, sequence=sequence)
 
     def steps(self, work: Work, one: Step, first: Any = 0) -> None:
         """one(step, whether a mask cuts it) for all steps after the first."""
@@ -282,11 +283,6 @@ def block_count(tokens: Size, rows: int, memory: Memories, packed: bool) -> Size
     return floor_divide(tokens, rows) + memory["query_starts"].type.shape[0] - 1
 
 
-def start_of(starts: Any, sequence: Any, most: Size) -> Any:
-    """An entry of the starts of sequences."""
-    return bounded(starts[sequence], "start", most)
-
-
 @tile.function
 def block_at(
     x: AttentionShape,
@@ -306,7 +302,7 @@ def block_at(
     for _ in tile.range((many - 1).bit_length()):  # it is searched for by halves
         least, top = (tile.hold(side, "side", (0, many - 1)) for side in (lower, upper))
         middle = (least + top + 1) // 2
-        begin = start_of(starts, middle, sizes[of]) // rows
+        begin = bounded(starts[middle], "start", sizes[of]) // rows
         here = tile.less_equal(begin + middle, place)
         below = tile.cast(middle - 1, int64)
         lower, upper = tile.where(here, middle, lower), tile.where(here, upper, below)
@@ -314,7 +310,7 @@ def block_at(
     spans = {}
     for side in [side for side in sizes if f"{side}_starts" in memory]:
         own = memory[f"{side}_starts"]
-        ends = [start_of(own, sequence + i, sizes[side]) for i in (0, 1)]
+        ends = [bounded(own[sequence + i], "start", sizes[side]) for i in (0, 1)]
         spans[side] = ends[0], tile.hold(tile.maximum(ends[1] - ends[0], 0), "count")
     start, count = spans[of]
     block = place - (start // rows + sequence)

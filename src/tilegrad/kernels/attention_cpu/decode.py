@@ -13,17 +13,18 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from ... import tile
 from ...core.config import invariant
 from ...core.target import Target
-from ...ir.symbol import Size, high
+from ...ir.symbol import Size, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters
 from ..attention.softmax import finite
-from .engine import CpuPlan, up
+from .engine import CpuPlan
 from .score_tiles import BodyWriter, greater
 from .source import Source, below
 
@@ -86,39 +87,28 @@ def streamed(
     last = [*left.items(), *(p for p in given if p[0] in COMBINED)]
     return [
         Decode(copy(source), first, plan, name, parts).build(),
-        Combine(source, last, plan, f"{name}_combine", parts).build(),
+        Combine(source, last, plan, f"{name}_combine").build(),
     ]
 
 
 class Rows(BodyWriter):
     """What both Bodies share: rows are the heads of one key head, query by query."""
 
+    shared = True
     work: Any  # the method that takes all rows
 
     def __init__(
         self, source: Source, given: Parameters, plan: CpuPlan, name: str, parts: int = 1
     ) -> None:
         super().__init__(source, given, plan, name)
-        self.parts, self.per = parts, plan.queries // self.x.group
+        self.parts, self.each = parts, plan.queries // self.x.group
 
-    def write(self) -> Size:
-        """One program for each block of queries, key head and, where there are keys, part."""
-        parts = self.parts if "k" in self.memory else 1
-        found = self.source.program("query", self.per, self.x.key_heads, parts)
-        grid, self.block, self.key_head, self.part = found
-        self.allocate_scratch()
-        self.first, stop = self.source.find(self.block, self.per)
-        self.queries = self.per if not self.source.several else stop - self.first
+    def take(self, first: Any, stop: Any) -> None:
+        """The rows of some queries."""
+        self.first, self.queries = first, stop - first if self.source.several else self.each
         count = self.queries * self.x.group
         self.rows = tile.range(0, count, bounds=(0, self.plan.queries - 1))
         self.work()
-        if self.source.several and "out" in self.memory:  # queries of no sequence
-            heads = [self.key_head * self.x.group + g for g in range(self.x.group)]
-            self.source.clear(self.block, "query", heads, ("out",))
-        return grid
-
-    def allocate_scratch(self) -> None:
-        """Scratch of the program."""
 
     def row_at(self, r: Any) -> tuple[Any, Any]:
         """Head and query of a row."""
@@ -150,7 +140,7 @@ class Decode(Rows):
     def allocate_scratch(self) -> None:
         """Queries, scores and sums of the rows; keys that are widened."""
         x, plan = self.x, self.plan
-        place = [up(x.width, plan.lanes), plan.keys, up(x.value_width, plan.panel)]
+        place = [round_up(x.width, plan.lanes), plan.keys, round_up(x.value_width, plan.panel)]
         self.query_rows, self.scores, self.result = (
             tile.scratch((plan.queries, width), self.sum) for width in place
         )
@@ -164,8 +154,6 @@ class Decode(Rows):
         """All rows over all blocks of keys of this part that some query may see."""
         n, source = self.lanes, self.source
         lower, upper = self.seen(self.first, self.first + self.queries, source.run)
-        if source.several:
-            upper = upper * tile.minimum(self.queries, 1)
         if self.parts > 1:
             unit = self.parts * n
             span = (tile.maximum(0, upper - lower) + (unit - 1)) // unit * n
@@ -209,7 +197,7 @@ class Decode(Rows):
         for r in self.rows:
             self.soften(r)
         if source.several:
-            for q in tile.range(0, self.queries, bounds=(0, self.per - 1)):
+            for q in tile.range(0, self.queries, bounds=(0, self.each - 1)):
                 self.gather(q * self.x.group, self.x.group)
         else:
             self.gather(0, self.plan.queries)
@@ -335,11 +323,11 @@ class Combine(Rows):
         """Row by row: parts weighed by 2**(their maximum - the largest)."""
         n, width = self.lanes, self.x.value_width
         for r in self.rows:
-            indices = [(*self.lead(), part, r) for part in range(self.parts)]
+            indices = [
+                (*self.lead(), part, r) for part in range(int(self.memory["maxima"].shape[2]))
+            ]
             maxima = [tile.load(self.memory["maxima"][index]) for index in indices]
-            most = maxima[0]
-            for other in maxima[1:]:
-                most = greater(other, most)
+            most = reduce(lambda most, other: greater(other, most), maxima)
             base = finite(most)
             weights = [self.power(one - base) for one in maxima]
             total = tile.zeros((), self.sum)

@@ -18,7 +18,8 @@ to memory that two programs share, so the order of every sum is fixed.
 Invariant: a result depends on the Plan alone, never on workers, batch or other heads; what is not
 seen is -inf, with a weight of 0, and a query that sees nothing gives 0 and a log-sum-exp of -inf;
 nothing is read past the keys that are seen. A key that no query sees gets the gradient 0; queries
-past the end have weights of 0 (their base is -inf).
+past the end have weights of 0 (their base is -inf). The file is long because forward and backward
+share what is done to a block of scores.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from ... import tile
 from ...core.config import invariant
 from ...core.dtype import bfloat16, float32, int32
 from ...core.target import Target
-from ...ir.symbol import Size, high
+from ...ir.symbol import Size, high, round_up
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from ..attention.holes import steepness
 from ..attention.shape import AttentionShape, Parameters, memories
 from ..attention.softmax import LN2, finite, times
-from .engine import PAIR, TILE, CpuPlan, Product, TileUnit, Vectors, Weights, up
+from .engine import PAIR, TILE, CpuPlan, Product, TileUnit, Vectors, Weights
 from .source import Source, below
 
 MAGIC = 12582912.0  # 1.5 * 2**23: added to a small float32, its low bits are the nearest integer
@@ -58,12 +59,19 @@ def greater(x: Any, y: Any) -> Any:
 
 
 class BodyWriter:
-    """Writes one Body."""
+    """Writes one Body: a program has a block of tokens of a head, or of all that share one."""
 
+    of = "query"  # whose tokens
+    shared = False  # whether it has all heads that share a key head
+    results: tuple[str, ...] = ("out",)  # what there is for each of the tokens
+    parts = 1  # of the keys, which programs share
+    each: int  # tokens of a block
+    take: Any  # methods: a block of tokens, a block of keys
+    step: Any
+    block: Any  # the number of the block of tokens, and that of the part
+    part: Any
     head: Any
     key_head: Any
-    write: Any  # the method that says what a program does; it gives the grid
-    step: Any  # the one that takes a block of keys
     key: Any  # the first key of the block, and how many it has
     count: Any
 
@@ -79,6 +87,34 @@ class BodyWriter:
         with tile.into(self.b):
             grid = self.write()
         return self.b.finish((grid,), plan=self.plan, **self.source.notes)
+
+    def write(self) -> Size:
+        """What a program does; gives the grid."""
+        x, heads = self.x, self.x.key_heads if self.shared else self.x.heads
+        found = self.source.program(self.of, self.each, heads, self.parts)
+        grid, self.block, self.head, self.part = found
+        self.key_head = self.head if self.shared else self.head // x.group
+        self.allocate_scratch()
+        self.take_block()
+        return grid
+
+    def allocate_scratch(self) -> None:
+        """Scratch of the program, if it needs some."""
+
+    @tile.function
+    def take_block(self) -> None:
+        """The block of tokens by its number, if there is one; those of no sequence."""
+        x, source, block, heads = self.x, self.source, self.block, [self.head]
+        if self.of == "query" and x.band[1] is not None and not source.several:
+            last = tile.ceil_divide(index_of(x.queries), self.each) - 1
+            block = last - block  # most keys first
+        first, stop = source.find(block, self.each, self.of)
+        if not source.several or tile.less(first, stop):
+            self.take(first, stop)
+        if source.several and self.results[0] in self.memory:
+            if self.shared and self.of == "query":
+                heads = [self.key_head * x.group + g for g in range(x.group)]
+            source.clear(self.block, self.of, heads, self.results)
 
     def seen(self, first: Any, stop: Any, unit: int = 1, of_keys: bool = False) -> tuple[Any, Any]:
         """The keys that some of the queries first <= i < stop may see, or the queries that may see
@@ -131,44 +167,23 @@ class BodyWriter:
 class Scored(BodyWriter):
     """Blocks of scores of a block of queries: what is done to them between the products."""
 
-    of = "query"  # whose tokens a program has, of one head or key head
-    results: tuple[str, ...]  # what there is for each of them
-    allocate_scratch: Any  # methods; the others come before and after blocks of keys
-    prepare: Any
+    prepare: Any  # methods, before and after blocks of keys
     finish: Any
 
-    engine: Vectors
     first: Any  # queries at work: first <= i < stop
     stop: Any
     scores: Any
     result: Any  # sums of each query, turned
     bends: Any | None = None  # where scores under a soft limit are kept for their derivative
 
-    def write(self) -> Size:
-        """One program for each block of tokens of a head."""
-        x, plan, of_keys = self.x, self.plan, self.of == "key"
-        size, heads = (plan.keys, x.key_heads) if of_keys else (plan.queries, x.heads)
-        grid, block, head, _ = self.source.program(self.of, size, heads)
-        self.head, self.key_head = head, head if of_keys else head // x.group
-        self.allocate_scratch((TileUnit if plan.unit else Vectors)(self.source, plan))
-        self.work(block, size, head)
-        return grid
+    def __init__(self, source: Source, given: Parameters, plan: CpuPlan, name: str) -> None:
+        super().__init__(source, given, plan, name)
+        self.each = plan.keys if self.of == "key" else plan.queries
+        self.engine = (TileUnit if plan.unit else Vectors)(source, plan)
 
     def score_place(self) -> Any:
         """Scratch of a block of scores."""
-        return self.engine.place(up(self.plan.keys, self.lanes), self.plan.strip)
-
-    @tile.function
-    def work(self, number: Any, size: int, head: Any) -> None:
-        """A block of tokens by its number, if there is one; those of no sequence."""
-        source, block = self.source, number
-        if self.of == "query" and self.x.band[1] is not None and not source.several:
-            block = tile.ceil_divide(index_of(self.x.queries), size) - 1 - block  # most keys first
-        first, stop = source.find(block, size, self.of)
-        if not source.several or tile.less(first, stop):
-            self.take(first, stop)
-        if source.several:
-            source.clear(number, self.of, [head], self.results)
+        return self.engine.place(round_up(self.plan.keys, self.lanes), self.plan.strip)
 
     def take(self, first: Any, stop: Any) -> None:
         """All blocks of keys that some query of the block may see, and the result."""
@@ -191,7 +206,7 @@ class Scored(BodyWriter):
             early = tile.less(self.key, self.stop - 1 + low)
             hidden = early if hidden is False else hidden | early
         if hidden:  # square by square of scores: lanes keys down, lanes queries across
-            for j in tile.range(0, self.count, n, bounds=(0, up(self.plan.keys, n) - n)):
+            for j in tile.range(0, self.count, n, bounds=(0, round_up(self.plan.keys, n) - n)):
                 for i in tile.range(0, self.plan.strip, n):
                     s, at = tile.load(self.scores, (j, i), (n, n)), (self.first + i, self.key + j)
                     if holes.changed:
@@ -236,7 +251,7 @@ def fitting(x: AttentionShape, target: Target, most: int, least: int) -> int:
     queries = most
     while queries > 2 * least and heads * -(-count // queries) < 4 * target.cores:
         queries //= 2
-    return min(queries, up(count, least))
+    return min(queries, round_up(count, least))
 
 
 def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan:
@@ -257,27 +272,25 @@ def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan
         return CpuPlan(queries, keys, TILE, 2, TILE, units[0], part, aligned)
     rows = 8 if target.multiplies_by_lane else 13 if target.vector_registers >= 32 else 5
     across, panel = 2, 2 * lanes  # vectors of a register tile, and their elements
-    queries = max(panel, min(128, up(high(x.queries), panel)))
+    queries = max(panel, min(128, round_up(high(x.queries), panel)))
     if not backward:
         queries = fitting(x, target, 128 // panel * panel, panel)
-    keys = min((130 if backward else 256) // rows * rows, up(high(x.keys), rows))
+    keys = min((130 if backward else 256) // rows * rows, round_up(high(x.keys), rows))
     return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=aligned)
 
 
 class Forward(Scored):
     """Writes the forward Body."""
 
-    results = ("out",)
-
-    def allocate_scratch(self, engine: Vectors) -> None:
+    def allocate_scratch(self) -> None:
         """Scratch."""
-        x, plan, self.engine = self.x, self.plan, engine
+        x, plan, engine = self.x, self.plan, self.engine
         self.q = engine.queries("q", deep=False)
         self.k = engine.keys("k", plain=True, turned=False)
         self.v = engine.keys("v", plain=False, turned=True)
         self.scores = self.score_place()
         self.weights = engine.weights(self.scores, deep=True)
-        self.result = engine.place(up(x.value_width, self.lanes), plan.queries, engine.pad)
+        self.result = engine.place(round_up(x.value_width, self.lanes), plan.queries, engine.pad)
         self.most, self.total, self.decay = (
             tile.scratch((plan.queries,), self.sum) for _ in range(3)
         )
@@ -373,9 +386,9 @@ class Backward(Scored):
     deep = False  # whether queries go deep in a product
     side: str  # whose gradients it gives
 
-    def allocate_scratch(self, engine: Vectors) -> None:
+    def allocate_scratch(self) -> None:
         """Scratch of a block of scores, of their gradients, and of what each query has one of."""
-        plan, self.engine = self.plan, engine
+        plan, engine = self.plan, self.engine
         self.q, self.dout = (engine.queries(name, self.deep) for name in ("q", "dout"))
         self.k = engine.keys("k", plain=True, turned=not self.deep)
         self.v = engine.keys("v", plain=True, turned=False)
@@ -438,10 +451,11 @@ class QueryGradient(Backward):
 
     results, side = ("dq",), "q"
 
-    def allocate_scratch(self, engine: Vectors) -> None:
+    def allocate_scratch(self) -> None:
         """Scratch."""
-        super().allocate_scratch(engine)
-        self.result = engine.place(up(self.x.width, self.lanes), self.plan.queries, engine.pad)
+        super().allocate_scratch()
+        wide = round_up(self.x.width, self.lanes)
+        self.result = self.engine.place(wide, self.plan.queries, self.engine.pad)
 
     def prepare(self) -> None:
         """Queries; an empty sum."""
@@ -466,17 +480,15 @@ class QueryGradient(Backward):
 class KeyGradient(Backward):
     """Writes the Body of dk and dv."""
 
-    deep, of = True, "key"
+    deep, of, shared = True, "key", True
     results, side = ("dk", "dv"), "kv"
 
-    def allocate_scratch(self, engine: Vectors) -> None:
+    def allocate_scratch(self) -> None:
         """Scratch."""
-        super().allocate_scratch(engine)
-        self.weights = engine.weights(self.scores, deep=False)
-        self.sums = {
-            name: engine.place(self.plan.keys, up(self.source.width(name), self.plan.panel), 0)
-            for name in ("dk", "dv")
-        }
+        super().allocate_scratch()
+        self.weights = self.engine.weights(self.scores, deep=False)
+        wide = {name: round_up(self.source.width(name), self.plan.panel) for name in self.results}
+        self.sums = {n: self.engine.place(self.plan.keys, w, 0) for n, w in wide.items()}
 
     @tile.function
     def take(self, key: Any, stop: Any) -> None:

@@ -18,6 +18,7 @@ from ...ir.symbol import Size, floor_divide, high, modulo
 from ...tile.value import index_of, size_of
 from ..attention.holes import Holes
 from ..attention.shape import AttentionShape
+from ..attention.softmax import and_masks
 from ..attention.tile_order import block_at, block_count
 
 LINE, ASKED = 64, 256  # bytes; of so many only the first line is asked for
@@ -26,14 +27,6 @@ LINE, ASKED = 64, 256  # bytes; of so many only the first line is asked for
 def below(start: Any, size: int, limit: Any) -> Any | None:
     """Which of start, start + 1, ... are less than a limit; None where all are known to be."""
     return None if tile.most(start + size - limit) <= 0 else tile.arange(size) + start < limit
-
-
-def square_mask(rows: Any | None, columns: Any | None) -> Any | None:
-    """A mask of a square from one of its rows and one of its columns."""
-    rows = None if rows is None else rows[:, None]
-    if rows is None or columns is None:
-        return columns if rows is None else rows
-    return rows & columns
 
 
 class Place(NamedTuple):
@@ -116,10 +109,9 @@ class Source:
 
     def square(self, place: Place, d: Any, inside: Any | None) -> Any:
         """lanes tokens, those that are `inside`, by lanes of d."""
-        n = self.lanes
-        return self.load(
-            place, 0, d, (n, n), square_mask(inside, below(d, n, self.width(place.name)))
-        )
+        n, rows = self.lanes, None if inside is None else inside[:, None]
+        mask = and_masks(rows, below(d, n, self.width(place.name)))
+        return self.load(place, 0, d, (n, n), mask)
 
     def load(self, place: Place, i: Any, d: Any, shape: tuple[int, ...], mask: Any | None) -> Any:
         """A tile of tokens, or of one."""
@@ -133,8 +125,8 @@ class Source:
 
     def put(self, place: Place, d: Any, part: Any, inside: Any | None = None) -> None:
         """Write a piece of a token, or a square of those that are `inside`."""
-        mask = below(d, self.lanes, self.width(place.name))
-        mask = square_mask(inside, mask) if part.ndim == 2 else mask
+        rows = None if inside is None else inside[:, None]
+        mask = and_masks(rows, below(d, self.lanes, self.width(place.name)))
         axes, index = self.axes(place.name, part.ndim), place.at(place.name, 0, d)
         tile.store(self.memory[place.name], index, part, axes=axes, mask=mask)
 

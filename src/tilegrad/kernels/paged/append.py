@@ -25,12 +25,11 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import DType, float8_e5m2, float32, int64
-from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, power_of_two
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ..attention.shape import Parameters, memories
+from ..attention.shape import Parameters, memories, refuse
 from ..attention.softmax import clamped
 from ..attention.tile_order import number_at
 from .shape import PagedShape, parameters
@@ -95,11 +94,11 @@ def heads_each(x: PagedShape, target: Target) -> int:
     return x.key_heads if many else 1
 
 
-def append(x: PagedShape, rotary: Rotary, each: int = 1, name: str = "paged_append") -> Body:
+def append(x: PagedShape, rotary: Rotary, each: int = 1) -> Body:
     """The kernel; a program takes `each` key heads of a token."""
-    if rotary.width % 2 or rotary.width > x.width or (rotary.norms and not rotary.whole(x)):
-        raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
-    b = BodyBuilder(name, append_parameters(x, rotary, "turned"))
+    wrong = rotary.width % 2 or rotary.width > x.width or (rotary.norms and not rotary.whole(x))
+    refuse("kernels.paged.append", "heads are not turned so" if wrong else "", rotary, x)
+    b = BodyBuilder("paged_append", append_parameters(x, rotary, "turned"))
     with tile.into(b):
         _Append(x, rotary, memories(b), each).run()
     return b.finish((x.tokens, x.key_heads // each), warps=4, distinct=True)
@@ -139,17 +138,14 @@ class _Append:
     @tile.function
     def run(self) -> None:
         """Find the token's request, if it has one; turn and write."""
-        x, size = self.x, 1 << max(0, high(self.x.requests) - 1).bit_length()
+        x, size = self.x, power_of_two(high(self.x.requests))
         own = (self.token, self.head)
         self.read("q", (self.token, self.head * x.group), self.each * x.group)
         self.read("k", own, self.each)
         self.brought["v"] = [tile.load(self.memory["v"], (*own, 0), (self.each, x.value_width))]
-        if self.half:
-            self.brought["frequencies"] = [
-                tile.load(self.memory["frequencies"], (0,), (self.half,))
-            ]
-        for name in ("q_norm", "k_norm") if self.rotary.norms else ():
-            starts = (0, self.half)
+        lines = {"frequencies": (0,)} if self.half else {}
+        weights = ("q_norm", "k_norm") if self.rotary.norms else ()
+        for name, starts in (lines | dict.fromkeys(weights, (0, self.half))).items():
             self.brought[name] = [tile.load(self.memory[name], (i,), (self.half,)) for i in starts]
         inside = tile.arange(size) < x.requests
         ends = tile.load(self.memory["query_starts"], (1,), (size,), mask=inside)
@@ -188,8 +184,7 @@ class _Append:
         heads, entry = (self.token, self.head * x.group), (page, self.head, at % x.page)
         self.rotate("q", memory["turned"], heads, angle, None)
         self.rotate("k", memory["keys"], entry, angle, scales[0])
-        value = kept(tile.cast(self.brought["v"][0], float32), x.cache, scales[1])
-        tile.store(memory["values"], (*entry, 0), value, axes=self.axes(memory["values"]))
+        self.put(memory["values"], (*entry, 0), tile.cast(self.brought["v"][0], float32), scales[1])
         count = end - number_at(memory["query_starts"], request)
         if (length - count <= at - at % x.page) & (after == 1):  # the page began in this step
             for number in tile.range(self.each):
@@ -210,16 +205,13 @@ class _Append:
             cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
-                value = kept(value, into.dtype, scale)
-                target, at, *_ = self.half_of(into, to, count, i)
-                tile.store(target, at, value, axes=self.axes(into))
+                self.put(into, self.half_of(into, to, count, i)[1], value, scale)
         if self.rotary.width < self.x.width:
-            value = kept(parts[-1], into.dtype, scale)
-            tile.store(into, (*to, self.rotary.width), value, axes=self.axes(into))
+            self.put(into, (*to, self.rotary.width), parts[-1], scale)
 
-    def axes(self, memory: Any) -> tuple[int, int]:
-        """Heads, and the elements of each."""
-        return 1, memory.ndim - 1
+    def put(self, into: Any, at: Any, value: Any, scale: Any) -> None:
+        """Store elements of heads as a Memory keeps them."""
+        tile.store(into, at, kept(value, into.dtype, scale), axes=(1, into.ndim - 1))
 
     def half_of(
         self, memory: Any, where: Sequence[Any], count: int, number: int

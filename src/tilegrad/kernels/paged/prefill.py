@@ -84,15 +84,15 @@ def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
     of = shape_of(x)
     for size in TILES:
         stages = 3 if padded(x.width) + padded(x.value_width) <= 128 else 2
-        found = fitted(of, AttentionPlan(size, stages, target.cores or 132, dependent=True))
+        found = fitted(of, AttentionPlan(size, stages, target.cores or 132))
         if found is not None and found.staged and size[1] // x.page <= 32:
             return found
     return None
 
 
-def prefill(x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill") -> Body:
+def prefill(x: PagedShape, plan: AttentionPlan) -> Body:
     """The kernel for the tiles of a list; parameters as `parameters` has them."""
-    return _Prefill(x, plan, BodyBuilder(name, parameters(x, plan))).build()
+    return _Prefill(x, plan, BodyBuilder("paged_prefill", parameters(x, plan))).build()
 
 
 class _Listed(TileOrder):
@@ -155,11 +155,11 @@ class _Prefill(WideAttention):
 # ---- the list ---------------------------------------------------------------------------------
 
 
-def tile_list(x: PagedShape, plan: AttentionPlan, least: int, name: str = "paged_tiles") -> Body:
+def tile_list(x: PagedShape, plan: AttentionPlan, least: int) -> Body:
     """(lengths, query_starts) -> tiles: those of requests with so many new tokens or more."""
     tiles = Memory((most_tiles(x, plan) + 1, RECORD), int32, use="result")
     given = step_parameters(x, ("lengths", "query_starts"))
-    b = BodyBuilder(name, [*given, ("tiles", tiles)])
+    b = BodyBuilder("paged_tiles", [*given, ("tiles", tiles)])
     with tile.into(b):
         _write_tiles(x, plan, least, *map(tile.memory, b.parameters))
     return b.finish((1,), warps=8, distinct=True)

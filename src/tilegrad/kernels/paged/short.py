@@ -22,13 +22,15 @@ the order of their ranks; of the cache, what `paged_append` writes is written, n
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 from ... import tile
 from ...core.dtype import float32, int64
-from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
+from ..attention.shape import refuse
 from ..attention.softmax import clamped, finite, some_sum
 from ..attention.tile_order import bounded, number_at
 from .append import Rotary, append_parameters, clear_rest, kept
@@ -38,14 +40,11 @@ from .steps import BARRIER, Steps, counted
 CLEARED = 16  # rows that are written at once
 
 
-def step_attend(
-    x: PagedShape, plan: PagedPlan, rotary: Rotary, name: str = "paged_attention_short"
-) -> Body:
+def step_attend(x: PagedShape, plan: PagedPlan, rotary: Rotary) -> Body:
     """The kernel."""
-    why = why_not(x, plan)
-    if why:
-        raise InternalError("kernels.paged.short", f"{why}: {plan} for {x}")
-    return _Short(x, plan, rotary, BodyBuilder(name, append_parameters(x, rotary, "out"))).build()
+    refuse("kernels.paged.short", why_not(x, plan), plan, x)
+    b = BodyBuilder("paged_attention_short", append_parameters(x, rotary, "out"))
+    return _Short(x, plan, rotary, b).build()
 
 
 class _Short(Steps):
@@ -241,23 +240,17 @@ class _Short(Steps):
     def finish(self) -> None:
         """Columns of the result: parts weighted by how far their best scores are apart."""
         best = [tile.read(self.weighed[r, 0]) for r in range(self.plan.cluster)]
-        base = best[0]
-        begun = None if self.sinks is None else tile.reshape(self.sinks, base.shape)
-        for other in [*best[1:], *([] if begun is None else [begun])]:
-            base = tile.maximum(base, other)
-        base = finite(base)
-        total: Any = None if begun is None else tile.quick_exp2(begun - base)
-        result: Any = None
+        begun = [] if self.sinks is None else [tile.reshape(self.sinks, best[0].shape)]
+        base = finite(reduce(tile.maximum, [*best, *begun]))
+        sums, parts = [tile.quick_exp2(one - base) for one in begun], []
         for r, one in enumerate(best):
             weight = tile.quick_exp2(one - base)
-            more = tile.read(self.weighed[r, 1]) * weight
-            total = more if total is None else total + more
-            part = tile.read(self.parts[r]) * weight[None, :]
-            result = part if result is None else result + part
-        share = 1.0 / some_sum(total)
+            sums.append(tile.read(self.weighed[r, 1]) * weight)
+            parts.append(tile.read(self.parts[r]) * weight[None, :])
+        share = 1.0 / some_sum(reduce(add, sums))
         if self.factors:
             share = share * self.factors[1]
-        x, result = self.x, result * share[None, :]  # (columns, rows)
+        x, result = self.x, reduce(add, parts) * share[None, :]  # (columns, rows)
         shape = result.shape
         at, row = self.at_value(counted(shape, 0, self.rank * shape[0])), counted(shape, 1)
         inside = (at < x.value_width) & (row < x.group) & self.there

@@ -21,7 +21,7 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import int32, int64
-from ...ir.symbol import Size, floor_divide, high
+from ...ir.symbol import Size, floor_divide, high, power_of_two
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import memories
 from ..attention.softmax import clamped, finite, some_sum
@@ -33,10 +33,10 @@ HELD = 1 << 14  # elements of a tile that the threads hold without spilling
 TOGETHER = 32  # parts that are read at once
 
 
-def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
+def work_list(x: PagedShape, plan: PagedPlan) -> Body:
     """The kernel that makes the list."""
     given = parameters(x, ("lengths", "query_starts", "items"), plan, items="result")
-    b, count = BodyBuilder(name, given), max(CHUNK, power(plan.row_blocks(x)))
+    b, count = BodyBuilder("paged_work", given), max(CHUNK, power(plan.row_blocks(x)))
     with tile.into(b):
         _Items(x, plan, *map(tile.memory, b.parameters)).write(count)
     held = max(count // 256, power(plan.ranges(x)) // 64)
@@ -45,7 +45,7 @@ def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
 
 def power(size: Size) -> int:
     """The least power of two that is as large."""
-    return 1 << max(0, high(size) - 1).bit_length()
+    return power_of_two(high(size))
 
 
 @tile.function
@@ -189,13 +189,13 @@ class _Items:
 # ---- parts --------------------------------------------------------------------------------------
 
 
-def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -> Body:
+def combine_parts(x: PagedShape, plan: PagedPlan) -> Body:
     """Parts of row blocks that were cut become results, weighted by their sums of weights in the
     order of keys; whole row blocks are in `out` already. A program takes a row of one, which it
     finds by its second part: that is the first item of a range. All parts, up to 32 at a time, are
     read at once."""
     given = parameters(x, ("items", "partial", "sums", "out"), plan, out="state")
-    b = BodyBuilder(name, given)
+    b = BodyBuilder("paged_combine", given)
     rows = plan.per(x) * x.group
     with tile.into(b):
         _combine(x, plan, *tile.grid(plan.programs, rows), memories(b))
@@ -222,7 +222,7 @@ def _combine(x: PagedShape, plan: PagedPlan, own: Any, row: Any, memory: dict[st
 
 @tile.function
 def mixed(
-    memories: tuple[Any, Any],
+    memories: Sequence[Any],
     where: tuple[Any, Any, Any],
     parts: Any,
     shape: tuple[int, int, int],
