@@ -261,6 +261,19 @@ def test_loops_and_branches() -> None:
         assert device(name).account().launches == 40  # type: ignore[attr-defined]
 
 
+def test_bound_while_values_decide() -> None:
+    """What is bound goes on as values say, at each run anew."""
+
+    def f(x: tg.Tensor) -> tg.Tensor:
+        return tg.while_loop(lambda c: c.sum() < 100.0, lambda c: c * 2, x)
+
+    name = tg.device("npu", chip=CHIPS["ws"], level="words")
+    given = np.ones(4, np.float32)
+    bound = tg.jit(f).bind(tg.tensor(given, device=name))
+    for _ in range(2):
+        np.testing.assert_array_equal(bound.run().numpy(), np.full(4, 32.0, np.float32))
+
+
 def test_chips_by_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('preset = "edge"\nrows = 4\n')

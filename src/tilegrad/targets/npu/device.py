@@ -23,7 +23,7 @@ from ...core.errors import UserError
 from ...core.target import Target
 from ...runtime.buffer import HOST, Buffer
 from ...runtime.device import Device, device
-from ...runtime.launcher import Launcher, Steps
+from ...runtime.launcher import Captured, Launcher, Operation, SlotCopy, Steps
 from ...runtime.recipe import Recipe, Step
 from .kernel import LEVELS, ArrayKernel, kernel_of
 from .parameters import Parameters, chip_of
@@ -144,6 +144,33 @@ class NpuLauncher(Launcher):
     def launch(self, steps: Steps) -> None:
         """Run once over the addresses in `slots`."""
         super().launch(steps)
+        self.device.faults.check()
+
+    def capture(self, steps: Any, slots: Sequence[int], copies: Sequence[SlotCopy]) -> NpuCaptured:
+        """The steps and some copies after them, over addresses that stay."""
+        return NpuCaptured(self, steps, slots, copies)
+
+
+class NpuCaptured(Captured):
+    """Steps that are gone through as they run: values may decide which."""
+
+    def _operations(self, slots: Sequence[int]) -> list[Operation]:
+        self.at = list(slots)
+        return [] if self.launcher.decided else super()._operations(slots)
+
+    @property
+    def launches(self) -> int:
+        """Kernels and copies; loops run theirs more than once."""
+        steps = self.launcher.recipe.steps
+        return sum(s.kind in ("kernel", "copy") for s in steps) + len(self.copies)
+
+    def launch(self) -> None:
+        """Run once more."""
+        with self.launcher.lock:
+            for operation in self.launcher.operations(self.steps, self.at):
+                self.launcher.start(operation)
+            for copy in self.copies:
+                self.device.copy_bytes(self.at[copy.target], self.at[copy.source], copy.bytes)
         self.device.faults.check()
 
 
