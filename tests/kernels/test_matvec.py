@@ -12,7 +12,7 @@ from simulator import simulate
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.target import A100, H200
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.matvec import LINE, Matvec, MatvecPlan, choose, why_not
+from tilegrad.kernels.matmul.matvec import Matvec, MatvecPlan, choose, line_of, why_not
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -26,19 +26,26 @@ CASES = {
     "three": Operands(1, 96, 256, bfloat16, float32, weights=(48, 16, 32)),
     "gated": Operands(1, 48, 512, bfloat16, float32, weights=(48, 48), gated=True),
     "odd lines": Operands(1, 32, 768, bfloat16, float32),
+    "short lines": Operands(1, 32, 576, bfloat16, float32),
 }
+SIMULATED = [
+    ("three", MatvecPlan(8, 8)),
+    ("odd lines", MatvecPlan(4, 1)),
+    ("short lines", MatvecPlan(4, 1)),
+]
 
 
 def body_of(x: Operands, plan: MatvecPlan) -> Body:
     """A Body whose epilogue gives the sum of its pieces."""
-    lines, sizes = x.k // LINE, x.weights or (x.n,)
+    line, sizes = line_of(x.k), x.weights or (x.n,)
+    lines = x.k // line
     kept = sizes[:1] if x.gated else sizes
     b = BodyBuilder(
         "matvec",
         [
-            ("x", Memory((lines, LINE), x.dtype)),
+            ("x", Memory((lines, line), x.dtype)),
             *(
-                (f"w{i}", Memory((n * lines, LINE), x.dtype, use="constant"))
+                (f"w{i}", Memory((n * lines, line), x.dtype, use="constant"))
                 for i, n in enumerate(sizes)
             ),
             *((f"c{i}", Memory((1, n), x.result, use="result")) for i, n in enumerate(kept)),
@@ -46,7 +53,7 @@ def body_of(x: Operands, plan: MatvecPlan) -> Body:
     )
 
     def token(row):
-        return b.cast(b.load(b.parameters[0], (0, 0), (lines, LINE), (0, 1)), float32)
+        return b.cast(b.load(b.parameters[0], (0, 0), (lines, line), (0, 1)), float32)
 
     def epilogue(*given):
         *pieces, _ = given
@@ -74,7 +81,8 @@ def test_products(name: str, plan: MatvecPlan) -> None:
     found = [np.full((1, *w.shape), np.nan, np.float32) for w in wanted]
     body = body_of(x, plan)
     assert {f.rule for f in require(body, H200)} <= {"bank_conflict"}
-    run(body, [token.reshape(-1, LINE), *(w.reshape(-1, LINE) for w in weights), *found])
+    line = line_of(x.k)
+    run(body, [token.reshape(-1, line), *(w.reshape(-1, line) for w in weights), *found])
     for got, expected in zip(found, wanted):
         np.testing.assert_allclose(got[0], expected, rtol=1e-5, atol=1e-4)
 
@@ -93,13 +101,14 @@ def test_weights_come_before_the_wait(k: int) -> None:
     assert "st.global" not in before and "ld.global" in after
 
 
-def test_simulated() -> None:
-    x = CASES["three"]
-    draw = np.random.default_rng(1)
-    token = draw.standard_normal((x.k // LINE, LINE)).astype(BF16)
-    weights = [draw.standard_normal((n * x.k // LINE, LINE)).astype(BF16) for n in x.weights]
-    found = [np.full((1, n), np.nan, np.float32) for n in x.weights]
-    simulate(*emit(body_of(x, MatvecPlan(8, 8)), "matvec", H200), [token, *weights, *found])
+@pytest.mark.parametrize("name, plan", SIMULATED)
+def test_simulated(name: str, plan: MatvecPlan) -> None:
+    x = CASES[name]
+    draw, line, sizes = np.random.default_rng(1), line_of(x.k), x.weights or (x.n,)
+    token = draw.standard_normal((x.k // line, line)).astype(BF16)
+    weights = [draw.standard_normal((n * x.k // line, line)).astype(BF16) for n in sizes]
+    found = [np.full((1, n), np.nan, np.float32) for n in sizes]
+    simulate(*emit(body_of(x, plan), "matvec", H200), [token, *weights, *found])
     for got, w in zip(found, weights):
         wanted = w.reshape(got.size, -1).astype(np.float64) @ token.reshape(-1).astype(np.float64)
         np.testing.assert_allclose(got[0], wanted, rtol=1e-5, atol=1e-4)

@@ -380,3 +380,19 @@ def test_one_row_stores_several_results(k: int) -> None:
 
     weights = numbers(512, k, seed=1, dtype=np.float32) * k**-0.5
     assert check(stored, numbers(1, k), weights.astype(BF16)) == 1
+
+
+@pytest.mark.parametrize("target", [A100, H200], ids=lambda t: t.name)
+@pytest.mark.parametrize("k", [576, 640, 768, 2560])
+def test_rows_of_any_lines(k: int, target: Target) -> None:
+    """One token times weights whose rows are lines of 256, 128 or 64: streamed, behind a norm."""
+
+    def normed(x: Node, w: Node, weight: Node) -> Node:
+        square = build.multiply(build.cast(x, float32), build.cast(x, float32))
+        mean = build.multiply(build.sum_(square, 1, keep=True), build.constant(1 / k, float32))
+        root = ops.square_root(build.add(mean, build.constant(1e-5, float32)))
+        rows = build.cast(build.divide(build.cast(x, float32), root), x.dtype)
+        return dot(build.multiply(rows, w), weight, turn_b=True)
+
+    values = numbers(1, k), numbers(1, k, seed=1), numbers(256, k, seed=2)
+    check(normed, *values, target=target)

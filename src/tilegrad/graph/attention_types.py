@@ -94,8 +94,6 @@ def divided_heads(op: str, heads: Size, key_heads: Size, least: int = 0) -> tupl
 def sizes(inputs: Sequence[Node], orders: Sequence[str]) -> Sizes:
     """The sizes that q, k and v, the first inputs, have; an error where they do not fit."""
     q, k, v = inputs[:3]
-    if len(orders) != 4:
-        raise _fail(f"orders are of q, k, v and the result, got {orders}")
     for order in orders:
         if sorted(order) != list("bdht") or order[-1] != "d":
             raise UserError(

@@ -78,8 +78,6 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
 
 
 def _in_block(block: Block, log: Log, derived: bool) -> Block:
-    if any(n.op.effect for n in block.nodes):
-        return block
     outside = frozenset(block.captures())
     results = tuple(_walk(list(block.results), outside, log, derived))
     if results == block.results:

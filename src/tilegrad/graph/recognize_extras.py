@@ -57,11 +57,6 @@ class Axes(NamedTuple):
         return self.batch + self.heads + self.queries + self.keys
 
     @property
-    def parts(self) -> Axes:
-        """The same axes after some were split."""
-        return Axes(*map(flat, self))
-
-    @property
     def difference(self) -> Affine:
         """key - query."""
         return index_of(self.keys).plus(index_of(self.queries), -1)
@@ -137,7 +132,7 @@ def refined(node: Node) -> Node:
         scores = _as_added(scores)
     low = any(-math.inf < hidden.number < LEAST_SCORE for hidden in scores.hidden)
     look_through(scores, ())
-    axes = Axes(b, h, (), i, j, (), ()).parts
+    axes = Axes(*map(flat, (b, h, (), i, j, (), ())))
     found = _seen(axes, scores, sinks=True)  # the log-sum-exp stays as it is
     more = {n: x for n, x in given.items() if n not in own} | found.more
     if "slopes" in given and "slopes" in found.more:

@@ -100,15 +100,6 @@ def _layouts(result: Indices, above: Sequence[Node]) -> list[Atoms]:
     return [flat(f) for f in reversed(found)]
 
 
-def _by_letter(axes: Axes) -> tuple[ByLetter, ByLetter, ByLetter]:
-    """What b, h, t and d are for q, k and v."""
-    return (
-        {"b": axes.batch, "h": axes.heads, "t": axes.queries, "d": axes.width},
-        {"b": axes.batch, "h": axes.key_heads, "t": axes.keys, "d": axes.width},
-        {"b": axes.batch, "h": axes.key_heads, "t": axes.keys, "d": axes.value_width},
-    )
-
-
 def _dtype(root: Node, last: DType, sides: Sequence[Term]) -> DType:
     """The dtype of the attention: a narrow one where all sides have it and the result gets it."""
     own = [x.node.dtype for x in sides]
@@ -265,12 +256,11 @@ class Match:
         """What replaces the last dot."""
         axes, scores = self.axes, self.scores
         dtype = _dtype(self.root, self.last, (self.q, self.k, self.v))
-        of_q, of_k, of_v = _by_letter(axes)
-        (q, order_q), (k, order_k), (v, order_v) = (
-            placed(self.q, of_q, dtype),
-            placed(self.k, of_k, dtype),
-            placed(self.v, of_v, dtype),
-        )
+        of_k = {"b": axes.batch, "h": axes.key_heads, "t": axes.keys, "d": axes.width}
+        of_q = {**of_k, "h": axes.heads, "t": axes.queries}
+        of_v = {**of_k, "d": axes.value_width}
+        pairs = ((self.q, of_q), (self.k, of_k), (self.v, of_v))
+        (q, order_q), (k, order_k), (v, order_v) = (placed(*pair, dtype) for pair in pairs)
         for node, indices, divides in scores.rows:
             q = _row_scaled(q, order_q, axes, Term(1.0, node, indices), divides)
         extras = extras_of(axes, self.softmax, scores, self.derived)

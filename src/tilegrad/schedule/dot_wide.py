@@ -24,7 +24,7 @@ from ..ir.node import Node, topological, walk
 from ..ir.symbol import Size, floor_divide, high, loop_index, power_of_two, round_up
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
-from ..kernels.matmul.matvec import LINE, LONG, GroupedMatvec, Matvec, MatvecPlan
+from ..kernels.matmul.matvec import LONG, GroupedMatvec, Matvec, MatvecPlan, line_of
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import BLOCK, ranked, transposed, with_room
@@ -131,10 +131,10 @@ class WideDot:
             return next(for_any_rows(x, target), None)
         if x.scaled:
             return next(iter(ranked(x, target)), None)
-        if not self.asynchronous:
-            return next(iter(ranked_threads(x, target)), None)
         if not self.block_sums and self._streams(x):
             return choose_matvec(x, target)
+        if not self.asynchronous:
+            return next(iter(ranked_threads(x, target)), None)
         known = tuned(x, target, self._epilogue_class())
         if known is not None and self.suits(x, known):
             return self.with_room(x, known)
@@ -151,7 +151,7 @@ class WideDot:
 
     def _streams(self, x: Operands) -> bool:
         """Whether the matvec takes the product: not one of long rows with nothing around it."""
-        alone = len(self.reads) == 2 and high(x.k) > LONG
+        alone = self.asynchronous and len(self.reads) == 2 and high(x.k) > LONG
         return not alone and not matvec_why_not(x, self.target)
 
     @property
@@ -326,6 +326,7 @@ class WideDot:
         x, b = self.operands, self.b
         assert x is not None
         k, lead = high(x.k), (x.batch,) if x.block else ()
+        line = line_of(k)
         memories = [self.e.memories[p.right.node] for p in self.parts]
         sizes = [high(p.problem.sizes[3]) for p in self.parts]
         self.kernel = (GroupedMatvec if x.block else Matvec)(
@@ -334,7 +335,7 @@ class WideDot:
             b,
             self.token,
             [
-                b.matrix(m, (*lead, n * k // LINE, LINE), (*(n * k for _ in lead), LINE, 1))
+                b.matrix(m, (*lead, n * k // line, line), (*(n * k for _ in lead), line, 1))
                 for m, n in zip(memories, sizes)
             ],
             [w.like_result(self.outputs[v]) for v, w in results],
@@ -367,9 +368,10 @@ class WideDot:
     def token(self, row: Size) -> Node:
         """The token of a row in lines, and the whole sums that follow from the only one."""
         b, p, k = self.b, self.problem, high(self.problem.sizes[2])
-        shape = (k // LINE, LINE)
-        with self.e.tile(0, shape[0], shape[0], 0, LINE, LINE) as (line, at):
-            place = line * LINE + at
+        size = line_of(k)
+        shape = (k // size, size)
+        with self.e.tile(0, shape[0], shape[0], 0, size, size) as (line, at):
+            place = line * size + at
             found = b.cast(self.e.value(p.a, p.index_a(0, row, place)), float32)
             for whole in self.wholes:
                 source = whole.inputs[0]

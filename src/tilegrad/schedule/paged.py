@@ -286,10 +286,8 @@ def attention_of(node: Node, near: Surroundings) -> Node | None:
     found = readers[0]
     if found.op is not ops.paged_attention or not found.attrs["single"]:
         return None
-    appended = {
-        **named(APPEND, node.inputs),
-        **dict(zip(("q", "keys", "values"), (items.get(i) for i in range(3)))),
-    }
+    after = zip(("q", "keys", "values"), map(items.get, range(3)))
+    appended = {**named(APPEND, node.inputs), **dict(after)}
     given = named(ATTEND, found.inputs)
     sinks = given.pop("sinks", None)
     if sinks is not None and base_of(sinks, passing=(ops.cast,)).inputs:

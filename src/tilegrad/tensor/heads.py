@@ -12,7 +12,7 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.errors import ShapeError, UserError
 from .attention import scaled_dot_product_attention
-from .creation import tri, zeros
+from .creation import tri
 from .maths import cast, pick
 from .matmul import linear, matmul
 from .movement import cat
@@ -103,12 +103,9 @@ def check_heads(op: str, features: int, num_heads: int) -> None:
 
 def _extended(x: Tensor, bias: Any, add_zero: bool) -> Tensor:
     """Keys or values, (batch, tokens, features), with a learned one and a zero at the end."""
-    rows = [x]
     if bias is not None:
-        rows.append(lift(bias).expand(x.shape[0], 1, x.shape[2]))
-    if add_zero:
-        rows.append(zeros(x.shape[0], 1, x.shape[2], dtype=x.dtype, device=x.device))
-    return x if len(rows) == 1 else cat(rows, 1)
+        x = cat([x, lift(bias).expand(x.shape[0], 1, x.shape[2])], 1)
+    return pad(x, (0, 0, 0, 1)) if add_zero else x
 
 
 def _mask(

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, round_up
 from .shape import AttentionShape, first_wrong, unit_why_not
 
 FLOPS = 4096  # of the matrix units of one program in a cycle
@@ -54,7 +54,7 @@ class AttentionPlan:
 
 def padded(width: int) -> int:
     """A width as it lies in shared memory: whole steps of the matrix units."""
-    return -(-width // 16) * 16
+    return round_up(width, 16)
 
 
 def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
@@ -208,7 +208,7 @@ class BackwardPlan:
 
 def spanned(width: int) -> int:
     """Columns of a place that holds rows of so many elements: whole swizzled spans."""
-    return 32 * -(-width // 32)
+    return round_up(width, 32)
 
 
 def columns_of(x: AttentionShape, plan: BackwardPlan) -> tuple[int, int]:

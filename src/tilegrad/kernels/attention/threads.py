@@ -34,7 +34,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import DType
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, power_of_two
 from ...ir.types import Array, Memory
 from ...tile.build import Body
 from ...tile.define import Definition
@@ -68,7 +68,7 @@ class WarpPlan:
 
 def padded(width: int) -> int:
     """A width as it lies in shared memory: the next power of two from 16 on."""
-    return max(DEPTH, 1 << (width - 1).bit_length())
+    return max(DEPTH, power_of_two(width))
 
 
 def why_not(x: AttentionShape, backward: bool = False) -> str:
@@ -180,19 +180,19 @@ class ThreadBlocks:
     last: Any  # block
 
     def __init__(
-        self, x: AttentionShape, plan: WarpPlan, sees: AttentionShape, other: Sequence[str]
+        self, holes: Holes, plan: WarpPlan, sees: AttentionShape, other: Sequence[str], every: bool
     ) -> None:
-        """`other` are the names of both matrices of a block."""
-        self.x, self.plan, self.sees, self.other = x, plan, sees, other
-        self.rows, self.columns = plan.tile
+        """`other` are the names of both matrices of a block; there are places for what is kept of
+        `every` width, also if they are equal, and for stages of both matrices."""
+        x, self.holes, self.plan, self.sees, self.other = holes.x, holes, plan, sees, other
+        self.x, (self.rows, self.columns) = x, plan.tile
         self.widths = padded(x.width), padded(x.value_width)
+        kept = self.widths if every else dict.fromkeys(self.widths)
+        self.kept = [shared_place(x.dtype, self.rows, width) for width in kept]
+        stages = (plan.stages, self.columns)
+        self.ring = [shared_place(x.dtype, *stages, width) for width in self.widths]
         self.most = max(0, -(-high(sees.keys) // self.columns) - 1)  # number of the last block
         self.past = x.ends(self.columns if sees is x else self.rows)  # blocks may reach past keys
-
-    def allocate_ring(self) -> None:
-        """Stages of both matrices of a block."""
-        sizes = (self.plan.stages, self.columns)
-        self.ring = [shared_place(self.x.dtype, *sizes, width) for width in self.widths]
 
     def operand(self, size: int) -> Any:
         """Registers of a product's left or right side."""
@@ -202,11 +202,12 @@ class ThreadBlocks:
         """The left sides of products with a matrix of a block."""
         return [self.operand(self.rows) for _ in range(self.columns // DEPTH)]
 
-    def look(self, limit: Any) -> None:
-        """Find the blocks that are seen, of so many tokens."""
-        sees = self.sees
+    def look(self) -> None:
+        """Find the blocks that are seen."""
+        sees, self.limit = self.sees, self.holes.limit
         band = tuple(None if side is None else index_of(side) for side in sees.band)
         cuts = band[1] is not None or sees.ends(self.columns)
+        limit = self.limit if sees is self.x else index_of(sees.keys)
         given = (self.first, index_of(sees.queries), limit)
         self.seen = seen_by((band[0], band[1]), self.plan.tile, *given, 0, cuts)
         last = tile.minimum(self.seen.start + self.seen.count - 1, self.most)
@@ -263,7 +264,7 @@ def thread_attention(*, x: AttentionShape, plan: WarpPlan, **memory: Any) -> Non
     rows = plan.tile[0]
     block, lane = located(x, rows, memory, parameters(x))
     holes = Holes(x, memory, lane // x.heads, lane % x.heads, lanes=DEPTH)
-    one = _Block(x, plan, holes, tile.hold(block) * rows)
+    one = _Block(plan, holes, tile.hold(block) * rows)
     with tile.role("threads", plan.warps):
         one.begin()
         one.steps("mask" in memory)
@@ -273,19 +274,14 @@ def thread_attention(*, x: AttentionShape, plan: WarpPlan, **memory: Any) -> Non
 class _Block(ThreadBlocks):
     """A block of queries: its places, and the steps over blocks of keys."""
 
-    def __init__(self, x: AttentionShape, plan: WarpPlan, holes: Holes, first: Any) -> None:
-        super().__init__(x, plan, x, "kv")
-        self.holes, self.first = holes, first
-        self.queries = self.staged = shared_place(x.dtype, self.rows, self.widths[0])
-        if self.widths[0] != self.widths[1]:
-            self.staged = shared_place(x.dtype, self.rows, self.widths[1])
-        self.allocate_ring()
+    def __init__(self, plan: WarpPlan, holes: Holes, first: Any) -> None:
+        super().__init__(holes, plan, holes.x, "kv", every=False)
+        self.first, self.queries, self.staged = first, self.kept[0], self.kept[-1]
 
     def begin(self) -> None:
         """Accumulators; the queries and the first block of keys are on their way."""
         rows, keys, wide = self.rows, self.columns, self.widths[1]
-        self.limit = self.holes.limit
-        self.look(self.limit)
+        self.look()
         self.scores = tile.register((rows, keys))
         self.total = tile.register((rows, wide), fill=0.0)
         self.largest = tile.register((rows, 1), fill=-math.inf)
@@ -384,16 +380,14 @@ class _Kept(ThreadBlocks):
     """Tokens of one side, and the steps over blocks of the other."""
 
     def __init__(self, plan: WarpPlan, holes: Holes) -> None:
-        self.holes, self.of_keys, x = holes, holes.turned, holes.x
+        self.of_keys, x = holes.turned, holes.x
         pairs = [("q", "dout"), ("k", "v")]
         self.own, other = pairs[::-1] if self.of_keys else pairs
         sees, more = x, {"mask"}
         if self.of_keys:  # queries that a key sees
             sees = replace(x, queries=x.keys, keys=x.queries, band=x.sides(True), extras=())
             more = {"mask", "key_lengths"}
-        super().__init__(x, plan, sees, other)
-        self.kept = [shared_place(x.dtype, self.rows, w) for w in self.widths]
-        self.allocate_ring()
+        super().__init__(holes, plan, sees, other, every=True)
         self.always_cut = bool(more & set(x.extras))
 
     # ---- copies -----------------------------------------------------------------------------
@@ -414,8 +408,7 @@ class _Kept(ThreadBlocks):
     def begin_head(self, query_head: Any) -> None:
         """The blocks of the other side that are seen, for one query head; one is under way."""
         self.holes = replace(self.holes, head=query_head)
-        self.limit = self.holes.limit
-        self.look(index_of(self.x.queries) if self.of_keys else self.limit)
+        self.look()
         if not self.of_keys:
             known = self.of_queries(self.first, self.rows)
             self.known = [tuple(x[:, None] for x in known)] * (self.columns // DEPTH)

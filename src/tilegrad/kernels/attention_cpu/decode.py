@@ -19,12 +19,12 @@ from typing import Any
 from ... import tile
 from ...core.config import invariant
 from ...core.target import Target
-from ...ir.symbol import Size, high
+from ...ir.symbol import Size, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters
 from ..attention.softmax import finite
-from .engine import CpuPlan, up
+from .engine import CpuPlan
 from .score_tiles import BodyWriter, greater
 from .source import Source, below
 
@@ -140,7 +140,7 @@ class Decode(Rows):
     def allocate_scratch(self) -> None:
         """Queries, scores and sums of the rows; keys that are widened."""
         x, plan = self.x, self.plan
-        place = [up(x.width, plan.lanes), plan.keys, up(x.value_width, plan.panel)]
+        place = [round_up(x.width, plan.lanes), plan.keys, round_up(x.value_width, plan.panel)]
         self.query_rows, self.scores, self.result = (
             tile.scratch((plan.queries, width), self.sum) for width in place
         )

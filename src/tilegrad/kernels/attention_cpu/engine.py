@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ... import tile
 from ...core.dtype import bfloat16
+from ...ir.symbol import round_up
 from .source import Source, below
 
 PAD = 16  # elements after each row of scratch: breaks power-of-two strides
@@ -24,11 +25,6 @@ TILE = 16
 PAIR = 2 * TILE
 
 Operand = Callable[..., Any]
-
-
-def up(size: int, unit: int) -> int:
-    """A size, up to a whole number of units."""
-    return -(-size // unit) * unit
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ class Vectors:
 
     def keys(self, name: str, plain: bool, turned: bool) -> TokenBlock:
         """Blocks of keys or values; `take(head, first, count)`."""
-        place = self.place(self.plan.keys, up(self.source.width(name), self.plan.panel))
+        place = self.place(self.plan.keys, round_up(self.source.width(name), self.plan.panel))
 
         def take(head: Any, first: Any, count: Any) -> None:
             self.copy(name, head, first, count, place)
@@ -137,7 +133,7 @@ class Vectors:
 
     def queries(self, name: str, deep: bool) -> TokenBlock:
         """Blocks of queries or gradients; `take(head, first, stop)`."""
-        wide, queries = up(self.source.width(name), self.plan.panel), self.plan.queries
+        wide, queries = round_up(self.source.width(name), self.plan.panel), self.plan.queries
         across, rows = self.place(wide, queries, 0), self.place(queries, wide) if deep else None
 
         def take(head: Any, first: Any, stop: Any) -> None:
@@ -200,7 +196,7 @@ class Vectors:
         panel = self.plan.panel
         for start, stop, size in self.spans(of.down):
             for row in tile.range(start, stop, size, bounds=(0, tile.most(stop))):
-                for column in tile.range(0, up(of.across, panel), panel):
+                for column in tile.range(0, round_up(of.across, panel), panel):
                     total = tile.zeros((size, panel), self.sum)
                     if of.adds:
                         total = tile.load(of.place, (row, column), (size, panel))
@@ -257,7 +253,7 @@ class TileUnit(Vectors):
         """Pairs of d side by side with queries across, and pairs of queries with d across."""
         queries, width = self.plan.queries, self.source.width(name)
         across = self.tiles(queries // TILE, -(-width // PAIR))
-        rows = self.tiles(queries // PAIR, up(width, PAIR) // TILE) if deep else None
+        rows = self.tiles(queries // PAIR, round_up(width, PAIR) // TILE) if deep else None
 
         def take(head: Any, first: Any, stop: Any) -> None:
             given = (name, head, first, self.source.queries - 1, queries)
@@ -324,7 +320,7 @@ class TileUnit(Vectors):
     def product(self, of: Product) -> None:
         """As on vectors, in squares of two by two tiles."""
         if of.fade is not None:
-            for row in tile.range(up(of.down, TILE)):
+            for row in tile.range(round_up(of.down, TILE)):
                 columns = slice(of.shift, of.shift + of.across)
                 line = of.place[row, columns] * of.fade[columns]
                 tile.store(of.place, (row, of.shift), line, axes=(1,))
@@ -339,7 +335,7 @@ class TileUnit(Vectors):
     def row(self, of: Product, rows: Sequence[Any]) -> None:
         """One or two rows of tiles."""
         unit, shift = self.plan.unit, of.shift // TILE
-        for column in tile.range(0, up(of.across, PAIR) // TILE, 2):
+        for column in tile.range(0, round_up(of.across, PAIR) // TILE, 2):
             spots = [(r * TILE, (column + shift + n) * TILE) for r in rows for n in range(2)]
             sums = [
                 self.held(of.place, *spot)

@@ -32,13 +32,13 @@ from ... import tile
 from ...core.config import invariant
 from ...core.dtype import bfloat16, float32, int32
 from ...core.target import Target
-from ...ir.symbol import Size, high
+from ...ir.symbol import Size, high, round_up
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from ..attention.holes import steepness
 from ..attention.shape import AttentionShape, Parameters, memories
 from ..attention.softmax import LN2, finite, times
-from .engine import PAIR, TILE, CpuPlan, Product, TileUnit, Vectors, Weights, up
+from .engine import PAIR, TILE, CpuPlan, Product, TileUnit, Vectors, Weights
 from .source import Source, below
 
 MAGIC = 12582912.0  # 1.5 * 2**23: added to a small float32, its low bits are the nearest integer
@@ -183,7 +183,7 @@ class Scored(BodyWriter):
 
     def score_place(self) -> Any:
         """Scratch of a block of scores."""
-        return self.engine.place(up(self.plan.keys, self.lanes), self.plan.strip)
+        return self.engine.place(round_up(self.plan.keys, self.lanes), self.plan.strip)
 
     def take(self, first: Any, stop: Any) -> None:
         """All blocks of keys that some query of the block may see, and the result."""
@@ -206,7 +206,7 @@ class Scored(BodyWriter):
             early = tile.less(self.key, self.stop - 1 + low)
             hidden = early if hidden is False else hidden | early
         if hidden:  # square by square of scores: lanes keys down, lanes queries across
-            for j in tile.range(0, self.count, n, bounds=(0, up(self.plan.keys, n) - n)):
+            for j in tile.range(0, self.count, n, bounds=(0, round_up(self.plan.keys, n) - n)):
                 for i in tile.range(0, self.plan.strip, n):
                     s, at = tile.load(self.scores, (j, i), (n, n)), (self.first + i, self.key + j)
                     if holes.changed:
@@ -251,7 +251,7 @@ def fitting(x: AttentionShape, target: Target, most: int, least: int) -> int:
     queries = most
     while queries > 2 * least and heads * -(-count // queries) < 4 * target.cores:
         queries //= 2
-    return min(queries, up(count, least))
+    return min(queries, round_up(count, least))
 
 
 def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan:
@@ -272,10 +272,10 @@ def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan
         return CpuPlan(queries, keys, TILE, 2, TILE, units[0], part, aligned)
     rows = 8 if target.multiplies_by_lane else 13 if target.vector_registers >= 32 else 5
     across, panel = 2, 2 * lanes  # vectors of a register tile, and their elements
-    queries = max(panel, min(128, up(high(x.queries), panel)))
+    queries = max(panel, min(128, round_up(high(x.queries), panel)))
     if not backward:
         queries = fitting(x, target, 128 // panel * panel, panel)
-    keys = min((130 if backward else 256) // rows * rows, up(high(x.keys), rows))
+    keys = min((130 if backward else 256) // rows * rows, round_up(high(x.keys), rows))
     return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=aligned)
 
 
@@ -290,7 +290,7 @@ class Forward(Scored):
         self.v = engine.keys("v", plain=False, turned=True)
         self.scores = self.score_place()
         self.weights = engine.weights(self.scores, deep=True)
-        self.result = engine.place(up(x.value_width, self.lanes), plan.queries, engine.pad)
+        self.result = engine.place(round_up(x.value_width, self.lanes), plan.queries, engine.pad)
         self.most, self.total, self.decay = (
             tile.scratch((plan.queries,), self.sum) for _ in range(3)
         )
@@ -454,7 +454,7 @@ class QueryGradient(Backward):
     def allocate_scratch(self) -> None:
         """Scratch."""
         super().allocate_scratch()
-        wide = up(self.x.width, self.lanes)
+        wide = round_up(self.x.width, self.lanes)
         self.result = self.engine.place(wide, self.plan.queries, self.engine.pad)
 
     def prepare(self) -> None:
@@ -487,10 +487,8 @@ class KeyGradient(Backward):
         """Scratch."""
         super().allocate_scratch()
         self.weights = self.engine.weights(self.scores, deep=False)
-        self.sums = {
-            name: self.engine.place(self.plan.keys, up(self.source.width(name), self.plan.panel), 0)
-            for name in ("dk", "dv")
-        }
+        wide = {name: round_up(self.source.width(name), self.plan.panel) for name in self.results}
+        self.sums = {n: self.engine.place(self.plan.keys, w, 0) for n, w in wide.items()}
 
     @tile.function
     def take(self, key: Any, stop: Any) -> None:

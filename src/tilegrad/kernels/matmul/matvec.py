@@ -35,7 +35,7 @@ from ..grouped import FIRST, GROUP, LAST
 from .shape import Ask, Choice, Epilogue, Operands, among, first_wrong
 from .wide_grouped import listed
 
-LINE = 256  # elements of a line that a warp reads at once; a row is some lines
+LINES = (256, 128, 64)  # elements of a line that a warp reads at once; a row is some lines
 WARPS = (8, 4, 2, 1)  # of a program, the first number that divides a row's lines
 MOST_ROWS = 16  # of all groups, whose weights are read as a matvec does
 LONG = 8192  # elements of a row beyond which a product by itself is left to the wide matmul
@@ -53,9 +53,15 @@ class MatvecPlan:
     warps: int = 8
 
 
+def line_of(k: int) -> int:
+    """Elements of a line of such rows; 0 where they have no whole ones."""
+    return next((line for line in LINES if k % line == 0), 0)
+
+
 def warps_of(k: int) -> int:
     """Warps of a program, each with as many lines of a row; 0 where none fit or it is too long."""
-    fits = (w for w in WARPS if k % (w * LINE) == 0 and k <= 2 * EACH * 32 * w)
+    line = line_of(k)
+    fits = (w for w in WARPS if line and k % (w * line) == 0 and k <= 2 * EACH * 32 * w)
     return next(fits, 0) if k <= LONGEST else 0
 
 
@@ -103,14 +109,15 @@ class Matvec:
         epilogues: Sequence[Epilogue],
         ahead: Sequence[Ask] = (),
     ) -> None:
-        """weights: (n * lines, LINE) each; results: (rows, n) each; token(row) gives (lines, LINE)
+        """weights: (n * lines, line) each; results: (rows, n) each; token(row) gives (lines, line)
         in float32; `ahead` asks for what the epilogue of a result will read."""
         self.x, self.plan, self.b, self.token = x, plan, b, tile.outside(token)
         self.weights = [tile.memory(w) for w in weights]
         self.results = [tile.memory(r) for r in results]
         self.epilogues = [tile.outside(e) for e in epilogues]
         self.ahead = [tile.outside(ask) for ask in ahead]
-        self.lines = high(x.k) // LINE
+        self.line = line_of(high(x.k))
+        self.lines = high(x.k) // self.line
         self.rows = plan.rows // x.products  # of each weight
         self.own, self.piece = 0, 0  # as the wide matmul says to its epilogues
         self.sizes = x.weights or (high(x.n),)
@@ -165,13 +172,13 @@ class Matvec:
         return [self.row_of(w, row + r) for w in weights for r in range(self.rows)]
 
     def row_of(self, weight: Any, row: Any) -> Any:
-        """A row of a weight: so many lines of the (rows * lines, LINE) that it is stored as."""
+        """A row of a weight: so many lines of the (rows * lines, line) that it is stored as."""
         first = row * self.lines
-        return tile.load(weight[first : first + self.lines, 0:LINE])
+        return tile.load(weight[first : first + self.lines, 0 : self.line])
 
 
 class GroupedMatvec(Matvec):
-    """Builds one Body for rows in groups; weights: (groups, n * lines, LINE) each."""
+    """Builds one Body for rows in groups; weights: (groups, n * lines, line) each."""
 
     blocks: Any  # the list of groups that have rows
     sources: Sequence[Any]  # the row of the input that each row is: the token's hole reads it

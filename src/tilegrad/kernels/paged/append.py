@@ -26,7 +26,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import DType, float8_e5m2, float32, int64
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, power_of_two
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import Parameters, memories, refuse
@@ -138,17 +138,14 @@ class _Append:
     @tile.function
     def run(self) -> None:
         """Find the token's request, if it has one; turn and write."""
-        x, size = self.x, 1 << max(0, high(self.x.requests) - 1).bit_length()
+        x, size = self.x, power_of_two(high(self.x.requests))
         own = (self.token, self.head)
         self.read("q", (self.token, self.head * x.group), self.each * x.group)
         self.read("k", own, self.each)
         self.brought["v"] = [tile.load(self.memory["v"], (*own, 0), (self.each, x.value_width))]
-        if self.half:
-            self.brought["frequencies"] = [
-                tile.load(self.memory["frequencies"], (0,), (self.half,))
-            ]
-        for name in ("q_norm", "k_norm") if self.rotary.norms else ():
-            starts = (0, self.half)
+        lines = {"frequencies": (0,)} if self.half else {}
+        weights = ("q_norm", "k_norm") if self.rotary.norms else ()
+        for name, starts in (lines | dict.fromkeys(weights, (0, self.half))).items():
             self.brought[name] = [tile.load(self.memory[name], (i,), (self.half,)) for i in starts]
         inside = tile.arange(size) < x.requests
         ends = tile.load(self.memory["query_starts"], (1,), (size,), mask=inside)

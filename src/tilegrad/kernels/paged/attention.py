@@ -59,8 +59,6 @@ class Items(Steps):
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
-        self.items, self.partial, self.sums = (self.memory[n] for n in ("items", "partial", "sums"))
-        self.counters = self.memory.get("counters")
         self.per, self.ranges = plan.per(x), plan.ranges(x)
         self.rows = high(plan.item_rows(x))
         self.bounds = {  # what a field of a record can be
@@ -90,7 +88,7 @@ class Items(Steps):
 
     def number(self, row: Any, field: str) -> Any:
         """An integer of a record, as it stands there."""
-        return number_at(self.items, row, FIELDS.index(field))
+        return number_at(self.memory["items"], row, FIELDS.index(field))
 
     @tile.function
     def for_items(self, fields: Sequence[str], body: Callable[[Item, Any], None]) -> None:
@@ -209,12 +207,12 @@ class Items(Steps):
         at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
         offset = (row + (partial * x.key_heads + self.head) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
-        tile.store(self.partial, offset, result, mask=inside)
-        tile.store(self.sums, (partial, self.head, 0), tile.reshape(log, (rows,)))
-        if self.counters is not None:
+        tile.store(self.memory["partial"], offset, result, mask=inside)
+        tile.store(self.memory["sums"], (partial, self.head, 0), tile.reshape(log, (rows,)))
+        if self.plan.joined:
             tile.fence("global")
             tile.named_sync(BARRIER, self.threads)
-            before = tile.atomic_add(self.counters, (of["from"], self.head), 1)
+            before = tile.atomic_add(self.memory["counters"], (of["from"], self.head), 1)
             if tile.cast(before, int64) == of["parts"] - 1:
                 self.join()
 
@@ -222,11 +220,11 @@ class Items(Steps):
         """All parts of a row block, some at a time, weighted by their sums of weights."""
         x, rows, wide, of = self.x, self.plan.rows, self.x.value_width, self.of
         tile.fence("global")
-        tile.store(self.counters, (of["from"], self.head), 0)
+        tile.store(self.memory["counters"], (of["from"], self.head), 0)
         room = max(1, min(16, 128 * self.threads // (rows * padded(wide))))
         shape = (1 << (room.bit_length() - 1), rows, wide)
-        parts, where = (self.partial, self.sums), (of["from"], self.head, 0)
-        result = mixed(parts, where, of["parts"], shape, self.per * x.group)
+        made, where = [self.memory[name] for name in SCRATCH], (of["from"], self.head, 0)
+        result = mixed(made, where, of["parts"], shape, self.per * x.group)
         offset, inside = self.offsets_of((rows, wide), 0, wide, counted((rows, wide), 1))
         tile.store(self.out, offset, result, mask=inside)
 

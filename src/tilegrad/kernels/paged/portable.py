@@ -15,6 +15,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int32
 from ...core.target import Target
+from ...ir.symbol import power_of_two
 from ...ir.types import Array
 from ...tile.callee import KernelCallee
 from ...tile.define import Definition
@@ -93,7 +94,7 @@ def request_of(token: Any, lengths: Any, query_starts: Any) -> tuple[Any, Any]:
 
 def padded(size: int) -> int:
     """A size of a tile that holds so many."""
-    return max(LEAST_SIDE, 1 << (size - 1).bit_length())
+    return max(LEAST_SIDE, power_of_two(size))
 
 
 @functools.lru_cache(maxsize=64)

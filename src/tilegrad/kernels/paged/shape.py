@@ -23,7 +23,7 @@ from typing import Any
 
 from ...core.dtype import DType, bfloat16, float32, int8, int32
 from ...core.target import Target
-from ...ir.symbol import Size, floor_divide, high, minimum
+from ...ir.symbol import Size, floor_divide, high, minimum, round_up
 from ...ir.types import Memory
 from ..attention.shape import AttentionShape, Parameters, first_wrong
 
@@ -148,7 +148,7 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
 
 def padded(width: int) -> int:
     """A width as a matrix operand has it."""
-    return -(-width // 64) * 64
+    return round_up(width, 64)
 
 
 def choose(x: PagedShape, target: Target, queries: int = 1, below: int = 0) -> PagedPlan:

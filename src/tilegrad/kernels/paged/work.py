@@ -21,7 +21,7 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import int32, int64
-from ...ir.symbol import Size, floor_divide, high
+from ...ir.symbol import Size, floor_divide, high, power_of_two
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import memories
 from ..attention.softmax import clamped, finite, some_sum
@@ -45,7 +45,7 @@ def work_list(x: PagedShape, plan: PagedPlan) -> Body:
 
 def power(size: Size) -> int:
     """The least power of two that is as large."""
-    return 1 << max(0, high(size) - 1).bit_length()
+    return power_of_two(high(size))
 
 
 @tile.function
@@ -222,7 +222,7 @@ def _combine(x: PagedShape, plan: PagedPlan, own: Any, row: Any, memory: dict[st
 
 @tile.function
 def mixed(
-    memories: tuple[Any, Any],
+    memories: Sequence[Any],
     where: tuple[Any, Any, Any],
     parts: Any,
     shape: tuple[int, int, int],
