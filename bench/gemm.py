@@ -21,12 +21,17 @@ import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
+
 from jitted import Launches
+from product_bodies import wide_matmul
 from verdict import end, verdict, wrong
 
 from gpu import Bench, sets
@@ -37,7 +42,6 @@ from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.plan import choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Choice, Operands, WidePlan
 from tilegrad.kernels.matmul.table import tuned
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile.build import fill
 
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336)}

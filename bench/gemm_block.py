@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from gemm import LAYERS, Case, mean, plans
+from product_bodies import block_matmul
 from verdict import end, verdict, wrong
 
 from gpu import Bench
 from tilegrad.core.dtype import float8_e4m3
 from tilegrad.kernels.matmul.plan import BLOCK, choose, transposed
 from tilegrad.kernels.matmul.shape import WidePlan
-from tilegrad.kernels.matmul.wide_blocks import block_matmul
 from tilegrad.tile.build import fill
 
 BAR, MANY = 0.95, 512

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from gemm import LAYERS, Case, mean, scaled_epilogue
+from product_bodies import sparse_matmul
 from verdict import end, verdict, wrong
 
 from gpu import Bench
@@ -28,7 +29,7 @@ from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.plan import choose, transposed
 from tilegrad.kernels.matmul.shape import WidePlan
 from tilegrad.kernels.matmul.table import tuned
-from tilegrad.kernels.matmul.wide_sparse import choose_sparse, depth_of, plans, sparse_matmul
+from tilegrad.kernels.matmul.wide_sparse import choose_sparse, depth_of, plans
 from tilegrad.tile.build import fill
 
 BAR, MANY = 1.25, 2048

@@ -23,7 +23,7 @@ import torch.nn.functional as TF
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
 
-from product_bodies import joint_matmul
+from product_bodies import joint_matmul, wide_matmul
 from verdict import end, wrong
 
 from gpu import Bench, sets
@@ -31,7 +31,6 @@ from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.kernels.matmul.plan import choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import tuned
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile.build import fill
 
 SIZES = (1, 16, 64, 128, 512, 2048, 8192)

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,9 @@ def phases(lowered: Any) -> dict[str, Any]:
     """Seconds of scheduling, emission and assembling of a traced Graph for an H200."""
     from tilegrad.compiler.compile import schedule_for
     from tilegrad.compiler.flatten import recipe_of
+    from tilegrad.core.config import adopt, config
     from tilegrad.core.target import H200
-    from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+    from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 
     times = [time.perf_counter()]
     schedule = schedule_for(lowered.inputs, lowered.outputs, H200, lowered.donate)
@@ -174,9 +176,10 @@ def phases(lowered: Any) -> dict[str, Any]:
         "launches": sum(s.kind == "kernel" for s in recipe.steps),
     }
     if find_ptxas() is not None:
-        made = assemble_all(texts, H200.cpu)
+        with ThreadPoolExecutor(initializer=adopt, initargs=(config(),)) as pool:
+            made = list(pool.map(lambda text: assemble(text, H200.cpu), texts.values()))
         times.append(time.perf_counter())
-        reports = [r for m in made.values() for r in m.reports.values()]
+        reports = [r for m in made for r in m.reports.values()]
         found |= {
             "assemble_seconds": times[3] - times[2],
             "cores": os.cpu_count(),

@@ -24,6 +24,8 @@ def packed(values: np.ndarray, bits: int) -> int:
 def registers(machine: Machine) -> dict[str, Any]:
     """Registers that the RTL has too, before the edge."""
     x, s, ld = machine.execute, machine.store, machine.load
+    mixed = x.mesh.pairs is not None
+    still = x.mesh.raw if mixed else bits_of(x.mesh.still, machine.p.element)
     found: dict[str, Any] = {
         "pc": machine.front.sequencer.pc,
         "front": machine.front.state,
@@ -32,7 +34,7 @@ def registers(machine: Machine) -> dict[str, Any]:
         "states": [u.state for u in machine.units],
         "sums": sum_bits(machine, x.mesh.sums),
         "inputs": bits_of(x.mesh.inputs, machine.p.element).astype(np.int64),
-        "still": x.mesh.still_bits().astype(np.int64),
+        "still": still.astype(np.int64),
         "index": x.mesh.index.astype(np.int64),
         "arvalid": int(ld.asking),
         "araddr": ld.address if ld.asking else None,

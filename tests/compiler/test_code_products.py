@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "schedule"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 
+from assembled import assemble_all
 from interpreted import run_interpreted
 from simulated import assembled, run_graph
 
@@ -36,7 +37,7 @@ from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.schedule.schedule import Launch
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.check import walk
 

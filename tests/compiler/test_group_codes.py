@@ -11,6 +11,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from assembled import assemble_all
 from interpreted import run_interpreted
 from simulated import assembled, run_graph
 
@@ -29,7 +30,7 @@ from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Experts, norm_of
 from tilegrad.nn import init
 from tilegrad.schedule.schedule import Launch
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tensor.tensor import wrap
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from assembled import assemble_all
 
 import tilegrad as tg
 from tilegrad import nn
@@ -23,7 +24,7 @@ from tilegrad.models.decoder.model import Decoder
 from tilegrad.runtime.limits import limits_of
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.llvm.emit import emit as emit_llvm
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit as emit_ptx
 from tilegrad.tensor.tensor import values
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from assembled import assemble_all
 
 import tilegrad as tg
 from tilegrad import nn
@@ -21,7 +22,7 @@ from tilegrad.models.decoder.model import Decoder
 from tilegrad.quant.calibrate import put
 from tilegrad.quant.layers import PackedLinear
 from tilegrad.schedule.schedule import Launch, Schedule
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tensor.stored import stored
 

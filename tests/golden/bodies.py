@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from looped import looped
 from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import bfloat16, float32, int32, int64
@@ -111,7 +112,7 @@ def amx_matmul(m: int = 32, n: int = 64, k: int = 64) -> Body:
         ]
 
     zeros = [b.add(ops.matrix_zero(shape=(16, 16), dtype=float32, unit=unit)) for _ in range(4)]
-    for number, total in enumerate(b.loop("k", 0, k // 32, 1, step, zeros)):
+    for number, total in enumerate(looped(b, "k", 0, k // 32, 1, step, zeros)):
         where = (i * 32 + number // 2 * 16, j * 32 + number % 2 * 16)
         b.add(ops.matrix_store(c, total, *[b.index(x) for x in where], unit=unit))
     return b.finish((m // 32, n // 32))
@@ -170,10 +171,10 @@ def ping_pong_matmul(
             b.copy_async(right, (stage,), weight, (col, step * tk), (0, 1), full, stage)
 
         def all_steps(number: Size, _: list[Node]) -> list[Node]:
-            b.loop("step", 0, steps, 1, lambda s, _: one(number, s) or [])
+            looped(b, "step", 0, steps, 1, lambda s, _: one(number, s) or [])
             return []
 
-        b.loop("number", 0, count, 1, all_steps)
+        looped(b, "number", 0, count, 1, all_steps)
 
     def consumer(own: int) -> None:
         b.do(placed.grid_dependency_wait)
@@ -194,7 +195,7 @@ def ping_pong_matmul(
                 b.branch(b.less(0, s), lambda: b.arrive(empty, stage_of(number, s - 1)[0]) or ())
                 return []
 
-            b.loop("step", 0, steps, 1, step)
+            looped(b, "step", 0, steps, 1, step)
             b.do(placed.named_arrive, number=1 - own, threads=256)
             b.do(placed.matrix_wait, pending=0)
             b.arrive(empty, stage_of(number, steps - 1)[0])
@@ -219,7 +220,7 @@ def ping_pong_matmul(
             b.copy_store(c, (row, col), (0, 1), staged, (own,))
             b.do(placed.commit_copies)
 
-        b.loop("number", own, count, 2, one_tile)
+        looped(b, "number", own, count, 2, one_tile)
         b.do(placed.wait_copies, pending=0)
 
     b.role("producer", 4, 40, producer)
@@ -293,7 +294,7 @@ def flash_attention(
                 b.copy_async(ring, (j % stages,), source, index, (1, 2), filled, j % stages)
             return []
 
-        b.loop("j", 0, last, 1, one)
+        looped(b, "j", 0, last, 1, one)
 
     b.role("producer", 4, 40, producer)
     for own in range(2):
@@ -389,7 +390,7 @@ def _attend(
     b.arrive(empty[0], 0)
     p, _ = softmax(0)
     b.write(weights, b.cast(p, bfloat16))
-    b.loop("j", 1, last, 1, together)
+    looped(b, "j", 1, last, 1, together)
     b.do(placed.matrix_fence)
     multiply_values(last - 1)
     b.do(placed.matrix_wait, pending=0)
@@ -477,7 +478,7 @@ def paged_decode(
         b.constant(0, float32),
         b.constant(0, float32, (width,)),
     ]
-    best, total, sums = b.loop("number", lower, upper, 1, one_page, start, bounds=(0, most - 1))
+    best, total, sums = looped(b, "number", lower, upper, 1, one_page, start, bounds=(0, most - 1))
     some = b.apply("less", b.constant(0, float32), total)
     safe = b.apply("where", some, total, b.constant(1, float32))
     b.store(partial, b.apply("divide", sums, safe), (r, h, split, 0), (3,))
@@ -533,7 +534,7 @@ def split_k_partial(m: int = 16, n: int = 32, k: int = 64, splits: int = 4) -> B
         y = b.load(right, (s * share + at, j * 16), (8, 16), (0, 1))
         return [b.add(ops.dot(x, y, carried[0]))]
 
-    (total,) = b.loop("k", 0, share, 8, step, [b.constant(0, float32, (8, 16))], unroll=2)
+    (total,) = looped(b, "k", 0, share, 8, step, [b.constant(0, float32, (8, 16))], unroll=2)
     b.store(partial, total, (s, i * 8, j * 16), (1, 2))
     return b.finish((m // 8, n // 16, splits))
 
@@ -553,7 +554,7 @@ def split_k_reduce(m: int = 16, n: int = 32, splits: int = 4) -> Body:
     def step(s: Size, carried: list[Node]) -> list[Node]:
         return [b.apply("add", carried[0], b.load(partial, (s, i * 8, j * 16), (8, 16), (1, 2)))]
 
-    (total,) = b.loop("s", 0, splits, 1, step, [b.constant(0, float32, (8, 16))])
+    (total,) = looped(b, "s", 0, splits, 1, step, [b.constant(0, float32, (8, 16))])
     b.store(c, total, (i * 8, j * 16), (0, 1))
     return b.finish((m // 8, n // 16))
 
@@ -595,16 +596,16 @@ def systolic_matmul(m: int = 32, n: int = 32, k: int = 48) -> Body:
             b.add(ops.matrix_store(sums, new, at, zero, unit=unit))
             return []
 
-        b.loop("row", 0, m, 8, rows)
+        looped(b, "row", 0, m, 8, rows)
         return []
 
     def drain(row: Size, _: list[Node]) -> list[Node]:
         b.store(c, b.load(sums, (row, 0), (8, 16), (0, 1)), (row, j * 16), (0, 1))
         return []
 
-    b.loop("row", 0, m, 8, clear)
-    b.loop("s", 0, k // 16, 1, block)
-    b.loop("row", 0, m, 8, drain)
+    looped(b, "row", 0, m, 8, clear)
+    looped(b, "s", 0, k // 16, 1, block)
+    looped(b, "row", 0, m, 8, drain)
     return b.finish((n // 16,))
 
 

@@ -28,14 +28,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
 
 import sanitize_attention
 import sanitize_quantised
-from product_bodies import joint_matmul, thread_matmul
+from product_bodies import joint_matmul, thread_matmul, wide_matmul
 
 import tilegrad as tg
 import tilegrad.nn.functional as F
 from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.threads_matmul import ThreadPlan
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.nn.experts import routed
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.tensor.matmul import grouped_dot

@@ -20,6 +20,7 @@ from sampled import sampled
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from assembled import assemble_all
 from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16, dtype_of, float16, float32
@@ -31,7 +32,7 @@ from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.forward import wide_attention
 from tilegrad.kernels.attention.plan import AttentionPlan, choose, plans, why_not
 from tilegrad.kernels.attention.shape import AttentionShape
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body

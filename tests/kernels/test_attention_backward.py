@@ -21,6 +21,7 @@ from sampled import sampled
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from assembled import assemble_all
 from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16, bool_, float16, float32, int32, uint32
@@ -35,7 +36,7 @@ from tilegrad.kernels.attention.plan import BackwardPlan
 from tilegrad.kernels.attention.plan import backward_why_not as why_not
 from tilegrad.kernels.attention.plan import choose_backward as choose
 from tilegrad.kernels.attention.shape import AttentionShape
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body

@@ -20,8 +20,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "schedule"))
 
+from assembled import assemble_all
 from interpreted import run_interpreted
 from placed_builder import PlacedBuilder
+from product_bodies import wide_matmul
 from simulator import simulate
 from wide_products import (
     EARLY,
@@ -44,8 +46,7 @@ from tilegrad.graph import build
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.plan import choose, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.wide import wide_matmul
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.emit_placed import STORE
 from tilegrad.tile import interpret

@@ -13,6 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "schedule"))
 
+from assembled import assemble_all
+from product_bodies import block_matmul
 from simulated import assembled, check_body
 
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float32
@@ -20,8 +22,7 @@ from tilegrad.core.target import H200
 from tilegrad.ir.symbol import high
 from tilegrad.kernels.matmul.plan import BLOCK, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.wide_blocks import block_matmul
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body, fill
 from tilegrad.tile.prove import check_body as proved

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from assembled import assemble_all
 from product_bodies import joint_matmul
 from simulator import simulate
 
@@ -22,7 +23,7 @@ from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.joint import JointMatmul
 from tilegrad.kernels.matmul.plan import choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan, tile_counts
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body, BodyBuilder, fill

@@ -14,13 +14,13 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from product_bodies import wide_matmul
 
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32
 from tilegrad.core.target import H100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.matmul.plan import choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Choice, Operands, WidePlan, waves, why_not
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body, fill
 from tilegrad.tile.check import verify_body, walk

@@ -16,6 +16,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
+from assembled import assemble_all
+from product_bodies import wide_matmul
 from simulator import simulate
 from wide_products import EARLY, LONE, NN, TN, TT, agree, break_all, errors, numbers, operands
 
@@ -24,8 +26,7 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.plan import choose
 from tilegrad.kernels.matmul.shape import Operands, WidePlan, in_ring
-from tilegrad.kernels.matmul.wide import wide_matmul
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body, fill

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from product_bodies import wide_matmul
 from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16, float8_e4m3, int8, int32
 from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import fill
 

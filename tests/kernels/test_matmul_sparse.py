@@ -13,6 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "schedule"))
 
+from assembled import assemble_all
+from product_bodies import sparse_matmul
 from simulated import assembled, check_body
 
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
@@ -20,8 +22,8 @@ from tilegrad.core.kept import spread_out, words_of
 from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.plan import transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.wide_sparse import ROWS, choose_sparse, depth_of, plans, sparse_matmul
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.kernels.matmul.wide_sparse import ROWS, choose_sparse, depth_of, plans
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body, fill
 from tilegrad.tile.prove import check_body as proved

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
 import work_lists
+from assembled import assemble_all
 from cache_numbers import agree_stored, scales_of, sinks_of, stored
 from simulator import simulate
 
@@ -34,7 +35,7 @@ from tilegrad.kernels.paged.attention import attend
 from tilegrad.kernels.paged.call import called, listed
 from tilegrad.kernels.paged.shape import FIELDS, PagedPlan, PagedShape, choose, why_not
 from tilegrad.kernels.paged.work import combine_parts, work_list
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from assembled import assemble_all
 from simulator import simulate
 from test_paged_attention import ROUNDING, Step, make_step, shape
 from work_lists import tile_list, work_list
@@ -25,7 +26,7 @@ from tilegrad.kernels.paged.prefill import FEW_NEW_TOKENS, choose, prefill, why_
 from tilegrad.kernels.paged.prefill import tile_list as tiles_body
 from tilegrad.kernels.paged.shape import FIELDS, PagedShape
 from tilegrad.kernels.paged.shape import choose as choose_list
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.callee import parse_callee

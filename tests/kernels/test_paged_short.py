@@ -18,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from assembled import assemble_all
 from cache_numbers import agree_stored, scales_of, sinks_of, stored
 from simulator import simulate
 
@@ -38,7 +39,7 @@ from tilegrad.kernels.paged.shape import (
     why_not,
 )
 from tilegrad.kernels.paged.short import step_attend
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body

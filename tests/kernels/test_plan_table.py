@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from product_bodies import wide_matmul
 
 from tilegrad.compiler import compile as compiler
 from tilegrad.core.config import override, read_environment
@@ -30,7 +31,6 @@ from tilegrad.kernels.matmul.table import (
     to_record,
     tuned,
 )
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.kernels.plan_table import Entry, PlanTable, Trial, plans, read_table, shipped, text_of
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import fill

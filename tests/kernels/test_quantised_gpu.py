@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from assembled import assemble_all
 from quantised_rows import decode_bound, random_rows
 from simulator import simulate
 
@@ -27,7 +28,7 @@ from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan, shared_bytes
 from tilegrad.kernels.quantised.gpu_take import take
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape, parameters
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body
 from tilegrad.tile.callee import parse_callee

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from assembled import assemble_all
 from quantised_rows import decode_bound, prefill_bound, random_rows
 from simulated import run_graph
 from simulator import simulate
@@ -28,7 +29,7 @@ from tilegrad.kernels.quantised import cpu, gpu
 from tilegrad.kernels.quantised.gpu_matrix import many_tokens
 from tilegrad.kernels.quantised.shape import QuantisedShape
 from tilegrad.targets.llvm.emit import emit as emit_vectors
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tensor.matmul import grouped_dot
 from tilegrad.tensor.stored import stored

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from assembled import assemble_all
 from quantised_rows import random_rows
 from simulator import simulate
 
@@ -19,7 +20,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu as kernels
 from tilegrad.kernels.quantised.gpu_packed import PackedPlan, plans, why_not
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.budget import shared_bytes
 from tilegrad.tile.check import verify_body

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from assembled import assemble_all
 from simulator import simulate
 from test_quantised_packed import ERRORS, Case
 
@@ -18,7 +19,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu as kernels
 from tilegrad.kernels.quantised.gpu_warps import WarpsPlan, plan_of, why_not
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.interpret import run

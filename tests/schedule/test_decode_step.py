@@ -17,6 +17,7 @@ from interpreted import run_interpreted
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 
+from assembled import assemble_all
 from simulated import run_graph
 
 import tilegrad as tg
@@ -34,7 +35,7 @@ from tilegrad.models.decoder.model import Decoder
 from tilegrad.quant.calibrate import put
 from tilegrad.quant.layers import PackedLinear
 from tilegrad.schedule.schedule import Launch, Schedule
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tensor.stored import stored
 from tilegrad.tile.build import Body

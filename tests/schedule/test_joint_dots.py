@@ -18,6 +18,7 @@ from judge import compare
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 
+from assembled import assemble_all
 from simulated import run_graph
 
 from tilegrad.compiler.compile import schedule_for
@@ -29,7 +30,7 @@ from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.schedule.schedule import Schedule
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.prove import require
 

@@ -14,6 +14,7 @@ from judge import compare
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 
+from assembled import assemble_all
 from simulated import assembled, check_graph, run_graph  # noqa: F401
 
 import tilegrad as tg
@@ -29,7 +30,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Experts
 from tilegrad.schedule.schedule import Launch
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tensor.matmul import group_rows
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import interpreted
 import numpy as np
 import pytest
+from assembled import assemble_all
 from judge import compare
 from simulator import simulate
 
@@ -23,7 +24,7 @@ from tilegrad.graph.interpret import interpret as interpret_graph
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import evaluate
 from tilegrad.schedule.schedule import Launch
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body, body_sites

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
+from looped import looped
 from sampled import sampled
 
 from tilegrad.core import dtype as dtypes
@@ -455,7 +456,9 @@ def test_loop_with_unroll_and_carried() -> None:
         def inside(i: object, carried: list[Node], b: BodyBuilder = b, x: Node = x) -> list[Node]:
             total, best, count = carried
             row = b.load(x, (i, 0), (8,), (1,))
-            more = b.loop("j", 0, 3, 1, lambda j, c: [b.apply("add", c[0], row)], [total], unroll=2)
+            more = looped(
+                b, "j", 0, 3, 1, lambda j, c: [b.apply("add", c[0], row)], [total], unroll=2
+            )
             return [
                 more[0],
                 b.apply("maximum", best, row),
@@ -464,8 +467,8 @@ def test_loop_with_unroll_and_carried() -> None:
 
         zero = b.constant(0, dtypes.float32, (8,))
         low = b.constant(-np.inf, dtypes.float32, (8,))
-        total, best, count = b.loop(
-            "i", 0, n, step, inside, [zero, low, b.constant(0, dtypes.int64)], unroll
+        total, best, count = looped(
+            b, "i", 0, n, step, inside, [zero, low, b.constant(0, dtypes.int64)], unroll
         )
         b.store(out, total, (0, 0), (1,))
         b.store(out, best, (1, 0), (1,))
@@ -756,7 +759,8 @@ def random_step(b: BodyBuilder, rng: np.random.Generator, pool: list[Node]) -> N
         return b.add(ops.cumulative(x, axis=axis, kind=fold))
     if kind == 6:
         upper, step, unroll = (int(rng.integers(*r)) for r in ((2, 7), (1, 3), (1, 4)))
-        return b.loop(
+        return looped(
+            b,
             "i",
             0,
             upper,
@@ -836,7 +840,7 @@ def test_matrix_unit(unit: object, carried: bool) -> None:
             for c in range(2)
         ]
 
-    acc = b.loop("k", 0, steps, 1, step, zeros) if carried else step(0, zeros)
+    acc = looped(b, "k", 0, steps, 1, step, zeros) if carried else step(0, zeros)
     for number, value in enumerate(acc):
         where = (b.index(number // 2 * m), b.index(number % 2 * n))
         b.add(ops.matrix_store(pc, value, *where, unit=unit.name))

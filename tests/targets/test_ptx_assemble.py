@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from assembled import assemble_all
 
 from tilegrad.core.config import override
 from tilegrad.core.errors import InternalError, UserError
@@ -13,7 +14,6 @@ from tilegrad.targets.ptx.assemble import (
     Assembly,
     Report,
     assemble,
-    assemble_all,
     find_ptxas,
     reports_of,
     warnings_of,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from placed_builder import PlacedBuilder
+from product_bodies import wide_matmul
 from simulator import simulate
 
 from ptxsim.errors import (
@@ -28,7 +29,6 @@ from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.emit_barriers import ends_alone, waits_for_sends

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from looped import looped
 from placed_builder import PlacedBuilder
 from simulated import assembled, check_body, launch  # noqa: F401
 
@@ -148,7 +149,8 @@ def test_narrow_and_wide_integers_meet() -> None:
     wide = b.apply("multiply", b.apply("add", count, b.constant(1 << 40, int64)), whole_tile(b, 0))
     total = b.add(ops.reduce(wide, axis=0, kind="sum"))
     most = b.add(ops.reduce(count, axis=0, kind="max"))
-    last = b.loop(
+    last = looped(
+        b,
         "i",
         0,
         b.atom("most", most, 0, 63),
@@ -231,7 +233,7 @@ def test_dot_in_a_loop(dtype, unroll: int) -> None:
         right = b.load(b.parameters[1], (at, 0), (16, 32), (0, 1))
         return [b.add(ops.dot(left, right, carried[0]))]
 
-    put(b, 2, b.loop("k", 0, 80, 16, step, [b.constant(0, float32, (32, 32))], unroll)[0])
+    put(b, 2, looped(b, "k", 0, 80, 16, step, [b.constant(0, float32, (32, 32))], unroll)[0])
     check_body(b.finish((1,), warps=4 if unroll == 1 else 3), a, b_, c, policies=ALL)
 
 
@@ -323,7 +325,7 @@ def test_indices_a_constant_apart_share_an_address() -> None:
         b.store(b.parameters[1], total, (at,), (0,))
         return []
 
-    b.loop("i", 0, 6, 1, step)
+    looped(b, "i", 0, 6, 1, step)
     body = b.finish((1,), warps=1)
     check_body(body, x, y)
     text = emit(body, "entry", H200)[0]
@@ -404,7 +406,7 @@ def test_loops_swap_what_they_carry(count: int, unroll: int) -> None:
         scale = b.cast(b.index(i), float32)
         return [carried[1], b.apply("add", b.apply("multiply", carried[0], scale), carried[1])]
 
-    found = b.loop("i", 0, n, 1, step, [whole_tile(b, 0), whole_tile(b, 1)], unroll)
+    found = looped(b, "i", 0, n, 1, step, [whole_tile(b, 0), whole_tile(b, 1)], unroll)
     put(b, 2, b.add(ops.stack_rows(*found)))
     check_body(b.finish((1,), warps=1), x, y, z, symbols={"n": count})
 
@@ -450,9 +452,9 @@ def test_shared_places_are_met_in_order() -> None:
         return [b.apply("add", branched, b.add(ops.reduce(turned, axis=0, kind="max")))]
 
     def outer(i, carried):
-        return b.loop("j", 0, combine(i, 2, 1), 1, inner, carried)
+        return looped(b, "j", 0, combine(i, 2, 1), 1, inner, carried)
 
-    put(b, 1, b.loop("i", 0, 3, 1, outer, [whole_tile(b, 0)])[0])
+    put(b, 1, looped(b, "i", 0, 3, 1, outer, [whole_tile(b, 0)])[0])
     check_body(b.finish((1,), warps=4), x, y, policies=ALL)
 
 
@@ -488,7 +490,7 @@ def test_global_memory_that_is_written_and_read_again() -> None:
         put(b, 0, b.apply("add", tile, b.constant(1, int32)))
         return []
 
-    b.loop("i", 0, 3, 1, turn)
+    looped(b, "i", 0, 3, 1, turn)
     check_body(b.finish((1,), warps=4), x, policies=ALL)
 
 
@@ -527,7 +529,7 @@ def test_narrow_tiles_are_carried(dtype) -> None:
     def step(i, carried):
         return [carried[1], b.load(b.parameters[0], (i, 0), (256,), (1,))]
 
-    put(b, 1, b.add(ops.stack_rows(*b.loop("i", 1, 4, 1, step, rows))))
+    put(b, 1, b.add(ops.stack_rows(*looped(b, "i", 1, 4, 1, step, rows))))
     check_body(b.finish((1,), warps=2), x, y)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from looped import looped
 
 from tilegrad.core.dtype import bfloat16, float32, int64
 from tilegrad.core.target import A100, H200, Target
@@ -73,7 +74,7 @@ def small_dot() -> Body:
         right = b.load(b.parameters[1], (k, 0), (32, 32), (0, 1))
         return [b.add(ops.dot(left, right, carried[0]))]
 
-    total = b.loop("k", 0, 256, 32, step, [b.constant(0, float32, (32, 32))])[0]
+    total = looped(b, "k", 0, 256, 32, step, [b.constant(0, float32, (32, 32))])[0]
     b.store(b.parameters[2], total, (0, 0), (0, 1))
     return b.finish((1,), warps=4)
 

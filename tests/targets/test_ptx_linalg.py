@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from assembled import assemble_all
 from simulated import assembled, check_body  # noqa: F401
 
 import tilegrad as tg
 from tilegrad.core.target import H200
-from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tensor.linalg import panels
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from looped import looped
 
 from tilegrad.core.dtype import float32, int32, int64
 from tilegrad.ir.node import Node
@@ -36,7 +37,7 @@ def test_programs_symbols_and_loops() -> None:
     p = b.program(0, 70)
     at, size = b.index(multiply(p, 128)), b.index(multiply(n, 16))
     inside: list[Node] = []
-    b.loop("i", 0, multiply(n, 64), 32, lambda i, c: inside.append(b.index(i)) or [], [])
+    looped(b, "i", 0, multiply(n, 64), 32, lambda i, c: inside.append(b.index(i)) or [], [])
     bounds = finish(b, grid=(70,))
     assert bounds.range(at) == (0, 69 * 128) and bounds.divisor(at) == 128
     assert bounds.range(size) == (0, 16000) and bounds.divisor(size) == 16
@@ -127,7 +128,7 @@ def test_what_a_loop_carries() -> None:
         grows = b.apply("add", carried[1], b.constant(5, int64))
         return [b.index(modulo(combine(ring, 3, 1), 4)), grows]
 
-    done = b.loop("i", 0, 100, 1, step, [b.constant(0, int64), b.constant(0, int64)])
+    done = looped(b, "i", 0, 100, 1, step, [b.constant(0, int64), b.constant(0, int64)])
     bounds = finish(b)
     assert bounds.range(seen[0]) == (0, 3) and bounds.range(done[0]) == (0, 3)
     assert bounds.narrow(done[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from looped import looped
 
 from tilegrad.core.dtype import bool_, float32, int64
 from tilegrad.core.errors import InternalError
@@ -88,9 +89,9 @@ def test_short_loops_are_written_out() -> None:
     """No trip gives the carried values, one trip no loop."""
     b = BodyBuilder("short", [])
     start = [b.constant(0, float32)]
-    assert b.loop("i", 3, 3, 1, lambda i, c: 1 / 0, start) == start
+    assert looped(b, "i", 3, 3, 1, lambda i, c: 1 / 0, start) == start
     one = b.constant(1, float32)
-    (result,) = b.loop("i", 0, 4, 4, lambda i, c: [b.apply("add", c[0], one)], start)
+    (result,) = looped(b, "i", 0, 4, 4, lambda i, c: [b.apply("add", c[0], one)], start)
     assert result.op.name == "add"
     assert not [n for n, _ in walk(b.finish((1,)).block) if n.op.name == "loop"]
 
@@ -131,7 +132,7 @@ def test_loops_and_conditions_as_statements() -> None:
             value = b.load(x, (i,))
             return [b.apply("add", carried[0], value), b.apply("maximum", carried[1], value)]
 
-        last = b.loop("i", 0, 8, 1, step, [total, most])
+        last = looped(b, "i", 0, 8, 1, step, [total, most])
 
         def write() -> None:
             for i, value in enumerate(last):

@@ -12,13 +12,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
 from placed_builder import PlacedBuilder
+from product_bodies import wide_matmul
 
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile import interpret, ops
 from tilegrad.tile.build import Body, fill
 from tilegrad.tile.concurrent import DeadlockError, RaceError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from looped import looped
 from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import float32, int64
@@ -113,9 +114,9 @@ def test_waits_on_some_paths() -> None:
         elif kind == "both":
             b.branch(b.less(program, 50), lambda: wait(b) or (), lambda: wait(b) or ())
         elif kind == "loop":
-            b.loop("i", 0, program + 1, 1, lambda i, _: wait(b) or [])
+            looped(b, "i", 0, program + 1, 1, lambda i, _: wait(b) or [])
         else:  # a loop that runs, and a condition on its index alone
-            b.loop("i", 0, 3, 1, lambda i, _: b.branch(b.less(i, 1), lambda: wait(b) or ()))
+            looped(b, "i", 0, 3, 1, lambda i, _: b.branch(b.less(i, 1), lambda: wait(b) or ()))
         b.store(b.parameters[2], b.constant(0, float32), (0,))
         return b.finish((100,))
 

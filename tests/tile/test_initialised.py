@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from looped import looped
 
 from tilegrad.core.dtype import float32
 from tilegrad.ir.node import Node
@@ -37,7 +38,7 @@ def in_loop(*steps: Callable[[BodyBuilder, Node], None], count: int = 4) -> Call
     """The steps in every trip of a loop."""
 
     def build(b: BodyBuilder, place: Node) -> None:
-        b.loop("i", 0, count, 1, lambda i, _: [s(b, place) for s in steps] and [])
+        looped(b, "i", 0, count, 1, lambda i, _: [s(b, place) for s in steps] and [])
 
     return build
 
@@ -92,7 +93,7 @@ def rows(*turn: Callable[[BodyBuilder, Node, Node], None]) -> Callable:
     def build(b: BodyBuilder, _: Node) -> None:
         place = b.allocate((2, 8), float32, "l1")
         move(b, place, 0, True)
-        b.loop("i", 0, 4, 1, lambda i, _: [step(b, place, i) for step in turn] and [])
+        looped(b, "i", 0, 4, 1, lambda i, _: [step(b, place, i) for step in turn] and [])
 
     return build
 
@@ -113,7 +114,7 @@ def test_what_the_turn_before_wrote() -> None:
         b.branch(b.less(0, i), lambda: move(b, place, 1, False) or (), lambda: ())
 
     def inner(b: BodyBuilder, place: Node, i: Node) -> None:
-        b.loop("j", 0, i, 1, lambda j, _: move(b, place, 1, False) or [])
+        looped(b, "j", 0, i, 1, lambda j, _: move(b, place, 1, False) or [])
 
     def always(b: BodyBuilder, place: Node, i: Node) -> None:
         move(b, place, 1, False)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from looped import looped
 from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import float32, int64
@@ -247,7 +248,7 @@ def holed() -> Body:
         b.store(b.parameters[1], result, (i, 0), (1,))
         return []
 
-    b.loop("i", 0, 8, 1, row)
+    looped(b, "i", 0, 8, 1, row)
     return b.finish((1,))
 
 

@@ -22,14 +22,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import bodies
 import mutants
+from looped import looped
 from placed_builder import PlacedBuilder
+from product_bodies import wide_matmul
 
 from tilegrad.core.dtype import bfloat16, float32, int64
 from tilegrad.core.errors import InternalError
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile import interpret, ops, placed
 from tilegrad.tile.build import Body, fill
 from tilegrad.tile.check import Finding
@@ -490,7 +491,7 @@ def test_roles_inside_of_a_loop_are_joined() -> None:
             b.role("drains", 4, 0, drains)
             return []
 
-        b.loop("i", 0, trips, 1, trip)
+        looped(b, "i", 0, trips, 1, trip)
         return b.finish((1,))
 
     assert not check_body(build(3, lambda i: i % 2)) and not check_body(build(100, lambda i: i % 2))
@@ -544,8 +545,8 @@ def test_data_and_symbols_are_tried_at_their_ends() -> None:
             b.arrive(empty, i % 2)
             return []
 
-        b.role("producer", 4, 0, lambda: b.loop("i", 0, trips(), 1, fills))
-        b.role("consumer", 4, 0, lambda: b.loop("i", 0, trips(), 1, drains))
+        b.role("producer", 4, 0, lambda: looped(b, "i", 0, trips(), 1, fills))
+        b.role("consumer", 4, 0, lambda: looped(b, "i", 0, trips(), 1, drains))
         return b.finish((1,))
 
     assert Skeleton(build(False)).data and not check_body(build(False))

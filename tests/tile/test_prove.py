@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import bodies
 from placed_builder import PlacedBuilder
+from product_bodies import wide_matmul
 
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.dtype import bfloat16, float32
@@ -24,7 +25,6 @@ from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.schedule.schedule import Launch
 from tilegrad.tile.build import Body
 from tilegrad.tile.prove import check_body, require

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import bodies
+from looped import looped
 from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import float32, int64
@@ -46,7 +47,9 @@ def arrivals(body: Body, scenario: int = 0, whole: bool = False) -> list[int]:
 def loop(count: Size, stage: Callable[[PlacedBuilder, Size], Size], step: int = 1) -> Body:
     """Arrives once a trip."""
     return one_role(
-        lambda b, ring: b.loop("i", 0, count, step, lambda i, _: b.arrive(ring, stage(b, i)) or [])
+        lambda b, ring: looped(
+            b, "i", 0, count, step, lambda i, _: b.arrive(ring, stage(b, i)) or []
+        )
     )
 
 
@@ -65,8 +68,8 @@ def test_steps_share_what_is_left_out() -> None:
 
     def kept_of(start: int, step: int) -> set[int]:
         def build(b: PlacedBuilder, ring: Node) -> None:
-            b.loop("other", 0, 100, 2, lambda i, _: b.arrive(ring, i % 3) or [])
-            b.loop("i", start, 100, step, lambda i, _: b.wait(ring, i % 3, i // 3 % 2) or [])
+            looped(b, "other", 0, 100, 2, lambda i, _: b.arrive(ring, i % 3) or [])
+            looped(b, "i", start, 100, step, lambda i, _: b.wait(ring, i % 3, i // 3 % 2) or [])
 
         skeleton = Skeleton(one_role(build))
         node = [n for n in skeleton.periods.depths if n.attrs["step"] == step][-1]
@@ -93,7 +96,7 @@ def test_what_turns_in_the_middle_is_seen(condition: Callable) -> None:
             )
             return []
 
-        b.loop("i", 0, 1000, 1, trip)
+        looped(b, "i", 0, 1000, 1, trip)
 
     found = arrivals(one_role(build))
     assert len(found) == 1000 and found == arrivals(one_role(build), whole=True)
@@ -108,7 +111,7 @@ def test_carried_counters_repeat() -> None:
             b.arrive(ring, count % 3)
             return [b.apply("add", carried[0], b.constant(1, int64))]
 
-        b.loop("i", 0, 900, 1, trip, [b.constant(0, int64)])
+        looped(b, "i", 0, 900, 1, trip, [b.constant(0, int64)])
 
     found = arrivals(one_role(build))
     assert len(found) < 30 and found == [i % 3 for i in range(len(found))]
@@ -120,8 +123,8 @@ def test_programs_symbols_and_data() -> None:
     assert [s.program for s in same.scenarios()] == [(3,)]
     different = Skeleton(
         one_role(
-            lambda b, ring: b.loop(
-                "i", 0, b.program(0, 4), 1, lambda i, _: b.arrive(ring, i % 3) or []
+            lambda b, ring: looped(
+                b, "i", 0, b.program(0, 4), 1, lambda i, _: b.arrive(ring, i % 3) or []
             )
         )
     )
@@ -138,7 +141,7 @@ def test_programs_symbols_and_data() -> None:
 
     def counted(b: PlacedBuilder, ring: Node) -> None:
         count = b.atom("count", b.load(b.parameters[0], (0,)), 0, 64)
-        b.loop("i", 0, count, 1, lambda i, _: b.arrive(ring, i % 3) or [])
+        looped(b, "i", 0, count, 1, lambda i, _: b.arrive(ring, i % 3) or [])
 
     assert [len(arrivals(one_role(counted), n, whole=True)) for n in range(3)] == [0, 1, 3001]
 
@@ -165,7 +168,7 @@ def test_too_long_is_said() -> None:
             return []
 
         place = b.register_tile((4,), float32)
-        b.loop("i", 0, 1 << 20, 1, trip)
+        looped(b, "i", 0, 1 << 20, 1, trip)
 
     body = one_role(build)
     with pytest.raises(TooLong):
@@ -203,10 +206,10 @@ def ring(count: Size, peeled: bool, steps: Size = 1) -> Body:
 
     def nest(upper: Size, each: Callable[[Size], None]) -> None:
         def inner(i: Size, _: list[Node]) -> list[Node]:
-            b.loop("s", 0, steps, 1, lambda s, _: each(i * steps + s) or [])
+            looped(b, "s", 0, steps, 1, lambda s, _: each(i * steps + s) or [])
             return []
 
-        b.loop("i", 0, upper, 1, inner)
+        looped(b, "i", 0, upper, 1, inner)
 
     def consumer() -> None:
         nest(count - 1 if peeled else count, drain)
@@ -248,7 +251,7 @@ def test_loops_of_a_depth_are_cut_together() -> None:
     """Where one role's long loop does not repeat, no other of its depth is cut."""
 
     def build(b: PlacedBuilder, ring: Node) -> None:
-        b.loop("i", 0, 100, 1, lambda i, _: b.arrive(ring, i % 3) or [])
-        b.loop("i", 0, 100, 1, lambda i, _: b.arrive(ring, i * i % 3) or [])
+        looped(b, "i", 0, 100, 1, lambda i, _: b.arrive(ring, i % 3) or [])
+        looped(b, "i", 0, 100, 1, lambda i, _: b.arrive(ring, i * i % 3) or [])
 
     assert len(arrivals(one_role(build))) == 200

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import timing_functions
 from fake_cuda import ENCODER, FakeCuda
+from product_bodies import wide_matmul
 from simulator import simulate
 from typer.testing import CliRunner
 
@@ -26,7 +27,6 @@ from tilegrad.kernels import plan_table
 from tilegrad.kernels.matmul.plan import choose, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import fits, from_record, problem_key, to_record, tuned
-from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.kernels.plan_table import PlanTable, read_table
 from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.emit import emit

@@ -69,12 +69,6 @@ class Region:
         """Where among them each result of its op is, by number: 0 for an op of one result."""
         return {v.attrs.get("index", 0): i for i, v in enumerate(self.arrays)}
 
-    @property
-    def roles(self) -> list[tuple[str, int]]:
-        """Those of a Body that takes all inputs, then all that is stored."""
-        reads = [("read", i) for i in range(len(self.inputs))]
-        return reads + [("store", i) for i in range(len(self.arrays))]
-
     def reads_among(self, values: set[Node]) -> list[Node]:
         """The values that it reads, in the order its structure names them."""
         own = set(self.values)

@@ -341,23 +341,6 @@ class BodyBuilder:
         node = self.add(ops.loop(start, stop, *before, blocks=(block,), step=step, unroll=unroll))
         state[:] = [self.add(ops.get(node, index=i)) for i in range(len(before))]
 
-    def loop(
-        self,
-        name: str,
-        lower: Size,
-        upper: Size,
-        step: int,
-        body: Callable[[Size, list[Node]], Sequence[Node] | None],
-        carried: Sequence[Node] = (),
-        unroll: int = 1,
-        bounds: tuple[int, int] | None = None,
-    ) -> list[Node]:
-        """The same with a function: body(index, carried) -> carried."""
-        state = list(carried)
-        for index in self.each(name, lower, upper, step, state, unroll, bounds):
-            state[:] = body(index, list(state)) or ()
-        return state
-
     def steps(
         self,
         name: str,

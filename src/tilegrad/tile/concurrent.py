@@ -1,17 +1,17 @@
-"""Roles at the same time, in the interpreter: turns, and things in flight.
+"""Roles at the same time, with data (`interpret`) or without (`prove`): turns, things in flight.
 
-Every role is a generator that stops after each effect; a scheduler picks who goes next, a role
-or the head of a queue of asynchronous work, in turn or by a seeded random choice. Who may touch
-what is decided by an Order (`ordering`) and not by luck: it is told of every effect, and the first
-error it finds ends the run. Invariant: a race shows whichever turn was taken, and a deadlock names
-every role and what it waits for.
+Every role is a generator that stops where it waits, in the interpreter after each effect too; a
+scheduler picks who goes next, a role or the head of a queue of asynchronous work, in turn or by a
+seeded random choice. Who may touch what is decided by an Order (`ordering`) and not by luck: it is
+told of every effect, and the first error that a Judge finds ends the run. Invariant: a race shows
+whichever turn was taken, and a deadlock names every role and what it waits for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ..ir.node import Node
 from .access import Place, Region
 from .build import Body
 from .check import Finding
+from .happening import event
 from .ordering import Order, Role
 from .row import Touch
 
@@ -32,9 +33,9 @@ class Program(Protocol):
 
     body: Body
     rank: int  # within its cluster
-    frame: Any  # its role and its values
+    frame: Frame
 
-    def block(self, frame: Any, block: Block) -> Steps:
+    def block(self, frame: Frame, block: Block) -> Steps:
         """Run the Nodes of a Block."""
 
 
@@ -45,13 +46,39 @@ class RaceError(InternalError):
 class DeadlockError(InternalError):
     """No role can go on."""
 
+    def __init__(self, waits: Sequence[Waiting]) -> None:
+        self.waits = waits
+        super().__init__("tile.interpret", "deadlock: " + "; ".join(map(str, waits)))
 
-@dataclass
-class Waiting:
-    """What a role waits for: a question, and words for people."""
 
-    ready: Callable[[], bool]
-    what: Callable[[], str]
+class Waiting(NamedTuple):
+    """Who waits, at which Node, with which scalars."""
+
+    order: Order
+    role: Role
+    node: Node
+    values: Mapping[Node, Any]
+
+    def ready(self) -> bool:
+        """Whether the role can go on."""
+        return self.order.ready(self.role, self.node, self.values)
+
+    def __str__(self) -> str:
+        return self.order.awaited(self.role, self.node, self.values)
+
+
+class Frame(NamedTuple):
+    """Values of a program or of one of its roles."""
+
+    role: Role | None
+    values: dict[Node, Any]
+
+
+def come(order: Order, role: Role, node: Node, values: Mapping[Node, Any]) -> Steps:
+    """A role comes to a Node with effects, and waits until it can go on."""
+    role.clock[role.number] += 1
+    while not event(order, role, node, values):
+        yield Waiting(order, role, node, values)
 
 
 class Judge(Order):
@@ -102,8 +129,7 @@ class Task:
 
 def deadlock(tasks: list[Task]) -> DeadlockError:
     """The error that names every task and what it waits for."""
-    waits = [t.waiting.what() for t in tasks if t.waiting is not None and not t.done]
-    return DeadlockError("tile.interpret", "deadlock: " + "; ".join(waits))
+    return DeadlockError([t.waiting for t in tasks if t.waiting is not None and not t.done])
 
 
 class Machine:
@@ -113,13 +139,13 @@ class Machine:
     first roles begin together and its programs end together, as on the machine.
     """
 
-    def __init__(self, seed: int | None, order: Judge | None) -> None:
+    def __init__(self, seed: int | None, order: Order | None) -> None:
         self.order = order
         self.random = None if seed is None else np.random.default_rng(seed)
         self.eager = 0.5 if self.random is None else float(self.random.choice([0.02, 0.3, 0.8]))
         self.programs: Sequence[Program] = ()
         self.queues: dict[Any, list[tuple[int, Callable[[], None]]]] = {}
-        if order is not None:
+        if isinstance(order, Judge):
             order.late = []
 
     # ---- turns ------------------------------------------------------------------------------
@@ -158,7 +184,7 @@ class Machine:
         roles = self.order.fork([(task.program.rank, task.roles) for task in met])
         tasks = []
         for (program, node), role in zip(begun, roles):
-            inner = type(program.frame)(role, dict(program.frame.values))
+            inner = Frame(role, dict(program.frame.values))
             tasks.append(Task(program, program.block(inner, node.blocks[0])))
         for task in met:
             task.roles = ()

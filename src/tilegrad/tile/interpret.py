@@ -32,9 +32,9 @@ from ..ir.text import print_node
 from ..ir.types import Shape, Tile
 from . import numeric, row
 from .build import Body
-from .concurrent import Judge, Machine, Steps, Waiting
+from .concurrent import Frame, Judge, Machine, Steps, come
 from .happening import event
-from .ordering import Role, scalar
+from .ordering import scalar
 from .row import TileOp, Touch, compute, effects_of, is_placed, memory_of, touch_of
 
 Array = np.ndarray[Any, Any]
@@ -180,13 +180,6 @@ class Located(NamedTuple):
             self.storage.data[self.offset[self.mask]] = np.asarray(value)[self.mask]
 
 
-class Frame(NamedTuple):
-    """Values of a program or of one of its roles."""
-
-    role: Role | None
-    values: Values
-
-
 def poison(shape: Shape, dtype: DType) -> Array:
     """Data of a place that nobody has written."""
     if dtype.is_float:
@@ -263,12 +256,7 @@ class Interpreter:
         """A Node with effects: judged, then done."""
         order, role, values = self.machine.order, frame.role, frame.values
         if order is not None and role is not None and effects_of(node):
-            role.clock[role.number] += 1
-            while not event(order, role, node, values):
-                yield Waiting(
-                    lambda: order.ready(role, node, values),
-                    lambda: order.awaited(role, node, values),
-                )
+            yield from come(order, role, node, values)
         special = SPECIAL.get(node.op.name)
         found = special(self, frame, node) if special else self.usual(frame, node)
         if frame is not self.frame:

@@ -34,7 +34,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -46,11 +45,11 @@ from ..ir.symbol import high, low
 from .budget import check_banks, check_budget
 from .build import Body
 from .check import PLACED_OPS, Finding, Findings, finding, walk
-from .happening import event
-from .ordering import Order, Role
+from .concurrent import DeadlockError, Frame, Machine, Steps, come
+from .ordering import Order
 from .row import Touch, effects_of, is_place, touches_of
 from .scalars import deciding
-from .skeleton import Event, Scenario, Skeleton, TooLong, computable
+from .skeleton import Scenario, Skeleton, TooLong, computable
 
 ENOUGH = 4_000  # events, after which only the first and last programs are run
 
@@ -107,87 +106,40 @@ def require(
 # ---- races and deadlock -------------------------------------------------------------------------
 
 
-class _Turn:
-    """A role, and the events it has to run."""
+class _Traced:
+    """A program of which only the events are run."""
 
-    def __init__(self, role: Role, events: list[Event]) -> None:
-        self.role, self.events, self.base, self.at = role, events, role.epoch, 0
+    def __init__(self, order: Order, rank: int, trace: list[Any]) -> None:
+        self.order, self.body, self.rank = order, order.body, rank
+        self.frame, self.events = Frame(order.roles[rank, None], {}), {order.body.block: trace}
 
-    @property
-    def done(self) -> bool:
-        return self.at >= len(self.events)
-
-    @property
-    def here(self) -> Event:
-        return self.events[self.at]
-
-    def advance(self, order: Order) -> bool:
-        """Run until it waits or ends; whether it moved."""
-        before, role = self.at, self.role
-        while not self.done:
-            role.clock[role.number] = self.base + self.at + 1
-            if not event(order, role, *self.here):
-                break
-            self.at += 1
-        return self.at > before
+    def block(self, frame: Frame, block: Block) -> Steps:
+        """The events of the program, or of a role."""
+        assert frame.role is not None
+        for node, values in self.events[block]:
+            if node != "roles":
+                yield from come(self.order, frame.role, node, values)
+                continue
+            self.events.update((role.blocks[0], own) for role, own in values)
+            yield [role for role, _ in values]
 
 
 def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) -> Findings:
     """Races, deadlock, fences, uninitialised places and the dependency wait of one scenario."""
     ranks, program = prod(skeleton.body.notes.get("cluster", (1,))), scenario.program
     first = program[0] // ranks * ranks if program else 0
-    traces = []
+    order, programs = Order(skeleton.body, scenario.symbols, ranks), []
     for rank in range(ranks):
         own = (first + rank, *program[1:]) if program else ()
-        traces.append(skeleton.trace(replace(scenario, program=own, rank=rank), whole))
-    order = Order(skeleton.body, scenario.symbols, ranks)
-    if _run(order, traces):
-        order.end()
+        trace = skeleton.trace(replace(scenario, program=own, rank=rank), whole)
+        programs.append(_Traced(order, rank, trace))
+    try:
+        Machine(None, order).run(programs)
+    except DeadlockError as error:
+        node, other = [*(wait.node for wait in error.waits), None][:2]
+        assert node is not None
+        order.report("deadlock", "; ".join(map(str, error.waits)), node, other)
     return list(order.findings.values())
-
-
-Part = tuple[list[Event], list[tuple[Node, list[Event]]]]
-
-
-def _parts(trace: list[Any]) -> list[Part]:
-    """A trace cut behind each set of roles: the program's events, then those of the roles."""
-    found: list[Part] = [([], [])]
-    for item in trace:
-        if item[0] == "roles":
-            found[-1] = (found[-1][0], item[1])
-            found.append(([], []))
-        else:
-            found[-1][0].append(item)
-    return found
-
-
-def _run(order: Order, traces: list[list[Any]]) -> bool:
-    """Run all ranks' events, up to roles, then these, and so on; False after a deadlock."""
-    for parts in zip_longest(*map(_parts, traces), fillvalue=([], [])):
-        mains = [_Turn(order.roles[rank, None], events) for rank, (events, _) in enumerate(parts)]
-        if not _schedule(order, mains):
-            return False
-        forks = [(rank, [node for node, _ in roles]) for rank, (_, roles) in enumerate(parts)]
-        events = [events for _, roles in parts for _, events in roles]
-        turns = [_Turn(role, own) for role, own in zip(order.fork(forks), events)]
-        if not _schedule(order, turns):
-            return False
-        for turn in turns:
-            order.settled(turn.role)
-            order.joined(turn.role)
-    return True
-
-
-def _schedule(order: Order, turns: list[_Turn]) -> bool:
-    """Give turns until all have ended; False after a deadlock."""
-    while any([turn.advance(order) for turn in turns]):
-        pass
-    stuck = [turn for turn in turns if not turn.done]
-    if stuck:
-        waits = [order.awaited(turn.role, *turn.here) for turn in stuck]
-        nodes: list[Node] = [turn.here[0] for turn in stuck]
-        order.report("deadlock", "; ".join(waits), nodes[0], nodes[1] if len(nodes) > 1 else None)
-    return not stuck
 
 
 # ---- work that is handed over -------------------------------------------------------------------

@@ -84,6 +84,11 @@ def _operator(name: str, mirrored: bool = False) -> Callable[[Element, Number], 
     return lambda self, other: _apply(name, self, self, other)
 
 
+def _mirrored(name: str) -> list[Callable[[Element, Number], Element]]:
+    """An operator, and the same where the other one stands before it."""
+    return [_operator(name), _operator(name, True)]
+
+
 def _function(name: str) -> Callable[[Element], Element]:
     return lambda self: _apply(name, self, self)
 
@@ -96,14 +101,14 @@ class Element:
     held: Any
     dtype: DType
 
-    __add__, __radd__ = _operator("add"), _operator("add", True)
-    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", True)
-    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", True)
-    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", True)
+    __add__, __radd__ = _mirrored("add")
+    __sub__, __rsub__ = _mirrored("subtract")
+    __mul__, __rmul__ = _mirrored("multiply")
+    __truediv__, __rtruediv__ = _mirrored("divide")
     __and__, __or__, __xor__ = _operator("bit_and"), _operator("bit_or"), _operator("bit_xor")
     __lshift__, __rshift__ = _operator("shift_left"), _operator("shift_right")
-    __lt__, __gt__ = _operator("less"), _operator("less", True)
-    __le__, __ge__ = _operator("less_equal"), _operator("less_equal", True)
+    __lt__, __gt__ = _mirrored("less")
+    __le__, __ge__ = _mirrored("less_equal")
     __eq__ = _operator("equal")  # type: ignore[assignment]
     __ne__ = _operator("not_equal")  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]

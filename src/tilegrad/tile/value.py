@@ -158,6 +158,11 @@ def _operator(name: str, mirrored: bool = False) -> Callable[[Any, Any], Any]:
     return named(f"tile.{name}", apply)
 
 
+def _mirrored(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """An operator, and the same where the other one stands before it."""
+    return _operator(name), _operator(name, True)
+
+
 def _function(name: str) -> Callable[[Any], TileValue]:
     return lambda self: elementwise(name, self)
 
@@ -167,28 +172,24 @@ class Operators:
 
     __slots__ = ()
 
-    __add__, __radd__ = _operator("add"), _operator("add", True)
-    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", True)
-    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", True)
-    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", True)
-    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _operator("floor_divide", True)
-    __mod__, __rmod__ = _operator("remainder"), _operator("remainder", True)
-    __pow__, __rpow__ = _operator("power"), _operator("power", True)
-    __and__, __rand__ = _operator("bit_and"), _operator("bit_and", True)
-    __or__, __ror__ = _operator("bit_or"), _operator("bit_or", True)
-    __xor__, __rxor__ = _operator("bit_xor"), _operator("bit_xor", True)
-    __lshift__, __rlshift__ = _operator("shift_left"), _operator("shift_left", True)
-    __rshift__, __rrshift__ = _operator("shift_right"), _operator("shift_right", True)
-    __lt__, __gt__ = _operator("less"), _operator("less", True)
-    __le__, __ge__ = _operator("less_equal"), _operator("less_equal", True)
+    __add__, __radd__ = _mirrored("add")
+    __sub__, __rsub__ = _mirrored("subtract")
+    __mul__, __rmul__ = _mirrored("multiply")
+    __truediv__, __rtruediv__ = _mirrored("divide")
+    __floordiv__, __rfloordiv__ = _mirrored("floor_divide")
+    __mod__, __rmod__ = _mirrored("remainder")
+    __pow__, __rpow__ = _mirrored("power")
+    __and__, __rand__ = _mirrored("bit_and")
+    __or__, __ror__ = _mirrored("bit_or")
+    __xor__, __rxor__ = _mirrored("bit_xor")
+    __lshift__, __rlshift__ = _mirrored("shift_left")
+    __rshift__, __rrshift__ = _mirrored("shift_right")
+    __lt__, __gt__ = _mirrored("less")
+    __le__, __ge__ = _mirrored("less_equal")
     __eq__ = _operator("equal")
     __ne__ = _operator("not_equal")
     __hash__ = object.__hash__
-    __neg__, __abs__, __invert__ = (
-        _function("negative"),
-        _function("absolute"),
-        _function("bit_not"),
-    )
+    __neg__, __abs__, __invert__ = map(_function, ("negative", "absolute", "bit_not"))
 
 
 class Index(Operators):

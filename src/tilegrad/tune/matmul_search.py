@@ -26,7 +26,7 @@ from ..core.target import Target
 from ..kernels.matmul.plan import transposed
 from ..kernels.matmul.shape import Operands
 from ..kernels.matmul.table import machine_name, plain_operands, problem_key, to_record
-from ..kernels.matmul.wide import wide_matmul
+from ..kernels.matmul.wide import WideMatmul
 from ..kernels.plan_table import Entry, PlanTable, Trial
 from ..runtime.store import content_key
 from ..targets.ptx.assemble import assemble, find_ptxas
@@ -34,7 +34,7 @@ from ..targets.ptx.context import devices
 from ..targets.ptx.device import number_of
 from ..targets.ptx.emit import emit
 from ..targets.ptx.target import target_of
-from ..tile.build import fill
+from ..tile.build import BodyBuilder
 from .measure import Code, Product, Timing, measure, open_gpu
 from .space import Candidate, first_candidates, neighbours
 from .trials import TrialLog
@@ -274,11 +274,9 @@ class Search:
         plan, turned = candidate
         ready = Ready(candidate)
         try:
-            body = fill(
-                wide_matmul(transposed(x) if turned else x, plan),
-                "epilogue",
-                lambda b, inputs, added: inputs[0],
-            )
+            own = transposed(x) if turned else x
+            b = BodyBuilder("wide_matmul", own.parameters)
+            body = WideMatmul(own, plan, b, b.parameters, lambda piece, where: piece).build()
             text, entry = emit(body, "matmul", self.target)
             ready.text = content_key(text)[:16]
             code = text.encode()

@@ -6,7 +6,7 @@ as tiles ask for them (a cluster asks once), bytes into one multiprocessor, and 
 what is not overlapped: starting, the last tile's way out, exchanging parts of a split k. For few
 tokens, where the first of them are near one another, they hinder one another: it takes a norm of
 them. Its constants were read off one H200 (bench/gemm.py --sweep).
-Invariant: every Plan in the space is one that `wide_matmul` can build for these operands.
+Invariant: every Plan in the space is one that `WideMatmul` can build for these operands.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Ask = Callable[[tuple[int, int], Where], None]
 
 @dataclass(frozen=True)
 class WidePlan:
-    """Choices of `wide_matmul`: the tile, the ring, programs, and how tiles are ordered."""
+    """Choices of `WideMatmul`: the tile, the ring, programs, and how tiles are ordered."""
 
     tile: tuple[int, int, int] = (128, 256, 64)
     stages: int = 4
@@ -119,21 +119,6 @@ def box(memory: Any, at: tuple[Any, Any], shape: tuple[int, int]) -> Any:
 def positions(size: int, start: Any) -> Any:
     """start, start + 1, ..."""
     return tile.arange(size) + start
-
-
-def hole_of(x: Operands, name: str = "epilogue", products: int = 1) -> Epilogue:
-    """The hole `name(piece of each product, rows, columns, batch, pieces of residuals)`, the batch
-    where there is one, for whoever fills it."""
-
-    def hole(*given: Any) -> Any:
-        *pieces, (batch, row, column) = given
-        rows, columns = shape = pieces[0].shape
-        indices = positions(rows, row)[:, None], positions(columns, column)[None, :]
-        lead = [] if x.batch == 1 else [batch]
-        inputs = (*pieces[:products], *indices, *lead, *pieces[products:])
-        return tile.hole(name, shape, *inputs, dtype=float32 if x.result.is_float else int32)
-
-    return hole
 
 
 def tile_at(at: Any, x: Operands, counts: tuple[Size, Size], group: int) -> tuple[Any, Any, Any]:

@@ -1,6 +1,6 @@
 """Matrix products on matrix units that run beside the threads: a @ b of 16-bit floats.
 
-`wide_matmul` is the placed kernel for large m: persistent programs, one producer that fills a
+`WideMatmul` is the placed kernel for large m: persistent programs, one producer that fills a
 ring of shared tiles by copies, and consumers of 64 rows each that multiply from the ring; results
 leave through a staged tile while the next product begins (`ring`). The hole
 `epilogue(acc, rows, columns)` sees pieces of the accumulator and may read further parameters.
@@ -23,7 +23,6 @@ from ... import tile
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import ceil_divide
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .ring import Moving
 from .shape import (
@@ -32,7 +31,6 @@ from .shape import (
     Operands,
     Prologue,
     WidePlan,
-    hole_of,
     in_ring,
     side,
     staged_rooms,
@@ -45,21 +43,8 @@ from .shape import (
 SMALL = 96  # columns of sums that take few registers
 
 
-def wide_matmul(x: Operands, plan: WidePlan, residuals: int = 0) -> Body:
-    """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it.
-
-    With `residuals`, as many matrices like the result, in the operands' dtype, follow c and come
-    through the ring; the hole's last inputs are their pieces.
-    """
-    *_, (_, result) = x.parameters
-    further = [(f"r{i}", Memory(result.shape, x.dtype)) for i in range(residuals)]
-    builder = BodyBuilder("wide_matmul", [*x.parameters, *further])
-    memories = builder.parameters
-    return WideMatmul(x, plan, builder, memories[:3], residuals=memories[3:]).build()
-
-
 class WideMatmul(Moving):
-    """Writes one Body of `wide_matmul`."""
+    """Writes one Body."""
 
     products = 1  # whose sums an epilogue takes
     joined = False  # products side by side in one accumulator
@@ -80,7 +65,7 @@ class WideMatmul(Moving):
         ask: Ask | None = None,
     ) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.epilogue: Epilogue = hole_of(x) if epilogue is None else tile.outside(epilogue)
+        self.epilogue: Any = epilogue and tile.outside(epilogue)
         self.prologue = prologue and tile.outside(prologue)
         self.ask = ask and tile.outside(ask)
         self.costly = costly and not x.gated  # the epilogue needs many registers

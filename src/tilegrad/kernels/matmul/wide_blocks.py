@@ -17,25 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import tile
-from ...core.dtype import bool_, float32
-from ...ir.symbol import ceil_divide
-from ...ir.types import Memory
-from ...tile.build import Body, BodyBuilder
+from ...core.dtype import bool_
 from .plan import BLOCK
-from .shape import Operands, WidePlan, positions, side
+from .shape import positions, side
 from .wide import WideMatmul
-
-
-def block_matmul(x: Operands, plan: WidePlan) -> Body:
-    """The Body with the hole `epilogue`; parameters a, b, c, the scales of tokens (tokens, blocks)
-    and of weights (blocks of rows, blocks), then those that fill the hole."""
-    (tokens, weights), blocks = side(x.m, x.n, not x.turned), ceil_divide(x.k, BLOCK)
-    sizes = {"value": tokens, "constant": ceil_divide(weights, BLOCK)}
-    scales = [(f"{u}_scale", Memory((n, blocks), float32, use=u)) for u, n in sizes.items()]
-    builder = BodyBuilder("block_matmul", [*x.parameters, *scales])
-    kernel = BlockMatmul(x, plan, builder, builder.parameters[:3])
-    kernel.scales = [tile.memory(m) for m in builder.parameters[3:]]
-    return kernel.build()
 
 
 class BlockMatmul(WideMatmul):

@@ -20,8 +20,6 @@ from ... import tile
 from ...core.dtype import DType, int32
 from ...core.target import Target
 from ...ir.symbol import high
-from ...ir.types import Memory
-from ...tile.build import Body, BodyBuilder
 from .plan import (
     FEW_TOKENS,
     NOT_SHARED,
@@ -47,20 +45,6 @@ SHARED = 2048  # tokens from which neighbours share them
 def depth_of(dtype: DType) -> int:
     """Columns of a step: as many as a span of tokens has."""
     return SPAN_BYTES // dtype.size
-
-
-def sparse_matmul(x: Operands, plan: WidePlan) -> Body:
-    """The Body with the hole `epilogue`, of operands that are turned: parameters are what is kept
-    of the weights, tokens, the result and the words, then those that fill the hole."""
-    rows, depth = -(-high(x.m) // ROWS) * ROWS, plan.tile[2]
-    wide = -(-high(x.k) // depth) * depth
-    kept = ("a", Memory((rows, high(x.k) // 2), x.dtype, use="constant"))
-    words_of = ("words", Memory((rows // 16, wide // 2), int32, use="constant"))
-    builder = BodyBuilder("sparse_matmul", [kept, *x.parameters[1:], words_of])
-    *first, words = builder.parameters
-    kernel = SparseMatmul(x, plan, builder, first)
-    kernel.words = tile.memory(words)
-    return kernel.build()
 
 
 class SparseMatmul(WideMatmul):

@@ -226,19 +226,22 @@ class StreamedRows(Sweeper):
         """Write a row from shared memory and put the next one there, which a sweep reduces."""
         b, count, step = self.b, len(values), TILES * self.lanes
 
-        def trip(base: Size, carried: list[Node], last: bool = False) -> list[Node]:
+        found = [*values, *_flat(ahead)]
+
+        def trip(base: Size, last: bool) -> None:
             with self.e.scope():
-                tiles = self.tiles_of(carried[count:])
+                tiles = self.tiles_of(found[count:])
                 new = self.asked_rest(sweep) if last else self.asked(sweep, base + step, TILES)
                 old = self.kept_tiles(base)
                 self.keep_tiles(base, tiles)
                 self.write_tiles(writes, base, old)
-                taken = self.take_tiles(sweep, base, TILES, tiles, carried[:count])
-                return [*taken, *_flat(new)]
+                taken = self.take_tiles(sweep, base, TILES, tiles, found[:count])
+                found[:] = [*taken, *_flat(new)]
 
         end = self.kept.size - step
-        found = b.loop("i", 0, end, step, trip, [*values, *_flat(ahead)])
-        found = trip(end, found, last=True)
+        for base in b.each("i", 0, end, step, found):
+            trip(base, False)
+        trip(end, True)
         return found[:count], self.tiles_of(found[count:])
 
     def empty(self, writes: Sweep) -> None:

@@ -117,20 +117,21 @@ def vectors_at(e: Emission, node: Node) -> tuple[Iterator[tuple[str, str | None]
 def _load(e: Emission, node: Node) -> Values:
     memory, lanes = node.inputs[0], lanes_of(node)
     found, stride = vectors_at(e, node)
-    return [load_vector(e, memory, o, stride, lanes, m, node.dtype) for o, m in found]
+    return [load_vector(e, memory, o, stride, lanes, m) for o, m in found]
 
 
 _gather = _load
 
 
 def load_vector(
-    e: Emission, memory: Node, offset: str, stride: str, lanes: int, mask: str | None, dtype: DType
+    e: Emission, memory: Node, offset: str, stride: str, lanes: int, mask: str | None
 ) -> str:
     """One vector from memory: contiguous, or strided by a gather."""
+    dtype = memory.dtype
     element, align = memory_type(dtype), dtype.size
     v = vector(element, lanes)
     if lanes == 1:
-        x = gather_vector(e, memory, offset, lanes, mask, dtype)
+        x = gather_vector(e, memory, offset, lanes, mask)
     elif stride == "1" and mask is None:
         x = e.value(f"load {v}, ptr {address_of(e, memory, offset)}, align {align}")
     elif stride == "1":
@@ -138,7 +139,7 @@ def load_vector(
         name = f"llvm.masked.load.{mangle(element, lanes)}.p0"
         x = e.intrinsic(name, v, where, (f"<{lanes} x i1>", str(mask)), (v, "zeroinitializer"))
     else:
-        x = gather_vector(e, memory, lane_offsets(e, offset, stride, lanes), lanes, mask, dtype)
+        x = gather_vector(e, memory, lane_offsets(e, offset, stride, lanes), lanes, mask)
     return from_memory(e, x, dtype, lanes)
 
 
@@ -159,10 +160,9 @@ def addresses_of(e: Emission, memory: Node, offsets: str, lanes: int) -> tuple[s
     return f"<{lanes} x ptr> align {memory.dtype.size}", where
 
 
-def gather_vector(
-    e: Emission, memory: Node, offsets: str, lanes: int, mask: str | None, dtype: DType
-) -> str:
+def gather_vector(e: Emission, memory: Node, offsets: str, lanes: int, mask: str | None) -> str:
     """Elements at a vector of offsets; one is read only where the mask holds."""
+    dtype = memory.dtype
     element = memory_type(dtype)
     v = vector(element, lanes)
 

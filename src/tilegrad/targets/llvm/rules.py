@@ -20,7 +20,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError, UserError
 from ...tile import division, functions
-from ...tile.numeric import FUNCTIONS
+from ...tile.numeric import COMPARE, FUNCTIONS
 from ...tile.scope import Element, Rare, where
 
 I16, I32, I64, F32 = dtypes.int16, dtypes.int32, dtypes.int64, dtypes.float32
@@ -61,11 +61,8 @@ def literal(value: Any, dtype: DType) -> str:
     if dtype.kind == "bool":
         return "true" if value else "false"
     if dtype.is_float:
-        if dtype is dtypes.float64:
-            return "0x" + struct.pack(">d", float(value)).hex().upper()
-        if dtype is dtypes.float32:
-            rounded = float(dtypes.float32.numpy.type(value))
-            return "0x" + struct.pack(">d", rounded).hex().upper()
+        if dtype.bits >= 32:
+            return "0x" + struct.pack(">d", float(dtype.numpy.type(value))).hex().upper()
         return str(int(dtype.numpy.type(value).view("uint16" if dtype.bits == 16 else "uint8")))
     return str(int(value))
 
@@ -522,9 +519,10 @@ ROWS: dict[str, Row] = {
     "subtract": _pick("fsub", "sub", boolean="xor"),
     "multiply": _pick("fmul", "mul", boolean="and"),
     "divide": _function(partial(_raw, "fdiv"), partial(division.divide, _raw)),
-    "floor_divide": _function(functions.floor_divide, partial(division.floor_divide, _raw)),
-    "remainder": _function(functions.remainder, partial(division.remainder, _raw)),
-    "fmod": _function(functions.fmod, partial(division.fmod, _raw)),
+    **{
+        name: _function(getattr(functions, name), partial(getattr(division, name), _raw))
+        for name in ("floor_divide", "remainder", "fmod")
+    },
     "unsigned_divide": _function(partial(division.unsigned_divide, _raw)),
     "unsigned_remainder": _function(partial(division.unsigned_remainder, _raw)),
     "power": _function(functions.power, _integer_power),
@@ -536,10 +534,7 @@ ROWS: dict[str, Row] = {
     "shift_left": _shift("shl"),
     "shift_right": _shift("ashr"),
     "multiply_high": _multiply_high,
-    "equal": _compare("equal"),
-    "not_equal": _compare("not_equal"),
-    "less": _compare("less"),
-    "less_equal": _compare("less_equal"),
+    **{name: _compare(name) for name in COMPARE},
     "where": _where,
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,

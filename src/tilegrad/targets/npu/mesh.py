@@ -79,10 +79,6 @@ class Mesh:
             least = float((values * values).min())  # 0 and NaN are looked at closer
             self.tiny = not least >= SMALL and bool((np.abs(values[values != 0]) < SMALL).any())
 
-    def still_bits(self) -> Array:
-        """The bits of what stays, or moves down."""
-        return self.raw if self.pairs is not None else bits_of(self.still, self.p.element)
-
     def added(self, sums: Array, inputs: Array, still: Array, index: Array, raw: Array) -> Array:
         """Sums with what every multiplier gives."""
         if self.mixed and self.pairs is not None:

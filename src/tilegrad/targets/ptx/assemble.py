@@ -17,12 +17,9 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ...core.config import adopt, config, usable_cores
 from ...core.errors import InternalError, UserError
 from ...runtime.store import content_key, default_store
 
@@ -133,13 +130,6 @@ def assemble(text: str, arch: str = "sm_90a") -> Assembly:
         made = next((other for other in others if not other.spills), made)
     store.put(key, _packed(made))
     return made
-
-
-def assemble_all(texts: Mapping[str, str], arch: str = "sm_90a") -> dict[str, Assembly]:
-    """The Assemblies of several texts by the same names, made side by side."""
-    workers = max(1, min(usable_cores(), len(texts)))
-    with ThreadPoolExecutor(workers, initializer=adopt, initargs=(config(),)) as pool:
-        return dict(zip(texts, pool.map(lambda text: assemble(text, arch), texts.values())))
 
 
 def _run(ptxas: Path, text: str, arch: str) -> Assembly:

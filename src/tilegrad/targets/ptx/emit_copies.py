@@ -98,33 +98,29 @@ def split(node: Node, first: int, memory: Node) -> tuple[tuple[Node, ...], tuple
 
 
 def copy_async(e: Emission, node: Node) -> None:
-    """A box into a place; its bytes land on a barrier."""
+    """A box into a place, or into the same place of several programs of the cluster; its bytes land
+    on a barrier."""
     place, memory, barrier, stage = node.inputs[:4]
     index, lead = split(node, 4, memory)
-    boxes = boxes_of(e, node)
-    address = lead_address(e, place, lead)
-    first, step = row_offsets(memory_of(place), node.attrs["row"])
+    boxes, form, more = boxes_of(e, node), LOAD.format(len(index)), []
+    first, step = row_offsets(memory_of(place), node.attrs.get("row", 1))
+    alone = node.op.name == "copy_async"
+    if alone:
+        address = lead_address(e, place, lead)
+    else:
+        *lead, row, rank = lead  # type: ignore[assignment]
+        address = e.mad(e.values.index32(row), first, lead_address(e, place, lead))
+        first = 0
     landing = f"[{barrier_address(e, barrier, stage)}]"
+    if not alone:
+        mask = e.shl(e.copy("b32", node.attrs["mask"]), e.values.index32(rank))
+        form, more = form + ".multicast::cluster", [e.value("cvt.u16.u32", mask)]
     for i in range(boxes.count):
         source, where = box_at(e, boxes, index, i), f"[{address}+{first + i * step}]"
-        form = LOAD.format(len(index))
-        e.put(form, where, source, landing, guard=e.threads.first())
+        e.put(form, where, source, landing, *more, guard=e.threads.first())
 
 
-def copy_multicast(e: Emission, node: Node) -> None:
-    """A box into the same place of several programs of the cluster."""
-    place, memory, barrier, stage = node.inputs[:4]
-    index, (*lead, row, first) = split(node, 4, memory)
-    boxes = boxes_of(e, node)
-    span, step = row_offsets(memory_of(place), 1)
-    address = e.mad(e.values.index32(row), span, lead_address(e, place, lead))
-    landing = f"[{barrier_address(e, barrier, stage)}]"
-    mask = e.shl(e.copy("b32", node.attrs["mask"]), e.values.index32(first))
-    mask = e.value("cvt.u16.u32", mask)
-    for i in range(boxes.count):
-        source, where = box_at(e, boxes, index, i), f"[{address}+{i * step}]"
-        form = LOAD.format(len(index)) + ".multicast::cluster"
-        e.put(form, where, source, landing, mask, guard=e.threads.first())
+copy_multicast = copy_async
 
 
 def copy_store(e: Emission, node: Node) -> None:

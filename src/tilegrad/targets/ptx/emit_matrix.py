@@ -23,7 +23,7 @@ from .element import widen_word
 from .emission import Emission
 from .moves import load_matrices
 from .shared import SWIZZLES
-from .write import braced, several, vector
+from .write import Registers, braced, several, vector
 
 WGMMA_TYPES = {
     bfloat16: ("bf16", 16),
@@ -39,67 +39,60 @@ Side = tuple[bool, tuple[int, int]]  # of an operand of mma.sync: whether right,
 
 
 def matrix_async(e: Emission, node: Node) -> None:
-    """A product that a warpgroup issues: total += a @ b."""
-    total, a, b, accumulate = node.inputs[:4]
+    """A product that a warpgroup issues: total += a @ b.
+
+    Where two of every four of a are kept, an instruction has twice the depth, and each thread gives
+    it a word that says which; of 16-bit elements a word is for two instructions, one for lanes 0
+    and 1 of every four and one for the others.
+    """
+    (total, a, b, accumulate), kept = node.inputs[:4], kept_words(node)
     if len(total.shape) > 2:
         raise InternalError("ptx.emit", "an accumulator has no leading index")
-    kept = kept_words(node)
-    index, rank = node.inputs[4 + len(kept) :], len(a.shape) - 2
+    index, rank, end = node.inputs[4 + len(kept) :], len(a.shape) - 2, len(b.shape) - 2
     name, depth = WGMMA_TYPES[b.dtype]
     left_name = name if a.dtype is int32 else WGMMA_TYPES[a.dtype][0]
     sums, signs = ("f32", ["1", "1"]) if total.dtype is float32 else ("s32", [])
-    (m, n), registers = total.shape, e.placed.registers
-    k = b.shape[-1 if node.attrs["transpose_b"] else -2]
+    (m, n), registers, groups = total.shape, e.placed.registers, e.threads.count // 128
+    alone = m == 64 and n <= 256 and e.threads.count == 128
+    if kept and not (alone and all(x in e.pointers for x in (a, *kept))):
+        raise InternalError("ptx.emit", f"no sparse product adds {a.type} to {total.type}")
     trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
-    if kept:
-        return matrix_sparse(e, node, kept[0])
-    right = Operand(e, b, index[rank:], not trans_b, depth)
+    deep, sparse = (2 * depth, ".sp") if kept else (depth, "")
+    right = Operand(e, b, index[rank : rank + end], not trans_b, deep)
     left = None if a in registers else Operand(e, a, index[:rank], not trans_a, depth)
+    words = kept_registers(e, kept[0], index[rank + end :], a.shape[-1] // 32) if kept else []
     flags = [str(int(trans_b))] if left is None else [str(int(trans_a)), str(int(trans_b))]
-    groups = e.threads.count // 128
-    first = e.values.scalar(accumulate)
+    k, first = b.shape[-2 if trans_b else -1], e.values.scalar(accumulate)
     width = min(n, 256)
     for block in range(m // (64 * groups)):
         for column in range(0, n, width):
             count = min(width, n - column)
-            form = f"wgmma.mma_async.sync.aligned.m64n{count}k{depth}.{sums}.{left_name}.{name}"
+            kinds = f"m64n{count}k{deep}.{sums}.{left_name}.{name}"
             start = (block * n + column) // 2
             held = braced(registers[total][start : start + count // 2])
-            for step in range(k // depth):
+            for step in range(k // deep):
                 scale = first if step == 0 else e.threads.always()
                 if left is None:
                     given = own_words(e, a, (block * k + step * depth) // 2, depth // 2)
                 else:
                     given = left.at(block * 64 * groups, step, groups)
+                more = (
+                    [words[step * depth // 32], str(step % 2 if depth == 16 else 0)] if kept else []
+                )
                 used = flags if depth == 16 else []
-                e.put(form, held, given, right.at(column, step), scale, *signs, *used)
+                form = f"wgmma.mma_async{sparse}.sync.aligned.{kinds}"
+                e.put(form, held, given, right.at(column, step), *more, scale, *signs, *used)
 
 
-def matrix_sparse(e: Emission, node: Node, kept: Node) -> None:
-    """The same where two of every four of a are kept: an instruction has twice the depth, and each
-    thread gives it a word that says which; of 16-bit elements a word is for two instructions, one
-    for lanes 0 and 1 of every four and one for the others."""
-    (total, a, b, accumulate, _), w = node.inputs[:5], e
-    name, depth = WGMMA_TYPES[b.dtype]
-    (m, n), half, ranks = total.shape, a.shape[-1], [len(x.shape) - 2 for x in (a, b)]
-    index, trans_b = node.inputs[5:], not node.attrs["transpose_b"]
-    if m != 64 or n > 256 or e.threads.count != 128 or not all(x in e.pointers for x in (a, kept)):
-        raise InternalError("ptx.emit", f"no sparse product adds {a.type} to {total.type}")
-    left = Operand(e, a, index[: ranks[0]], True, depth)
-    right = Operand(e, b, index[ranks[0] : sum(ranks)], not trans_b, 2 * depth)
-    words = several(w, "b32", half // 32)
-    base = w.mad(e.threads.number, 4 * len(words), lead_address(e, kept, index[sum(ranks) :]))
-    for at in range(0, len(words), 4):
+def kept_registers(e: Emission, kept: Node, index: Sequence[Node], count: int) -> Registers:
+    """A thread's words of what is kept; products read such as were written since the last one."""
+    words = several(e, "b32", count)
+    base = e.mad(e.threads.number, 4 * count, lead_address(e, kept, index))
+    for at in range(0, count, 4):
         form, to = vector("ld.shared", "b32", words[at : at + 4])
-        w.put(form, to, f"[{base}+{4 * at}]")
-    w.put("wgmma.fence.sync.aligned")  # products read words that were written since the last one
-    form = f"wgmma.mma_async.sp.sync.aligned.m64n{n}k{2 * depth}.f32.{name}.{name}"
-    flags, held = ["0", str(int(trans_b))] if depth == 16 else [], braced(e.placed.registers[total])
-    for step in range(half // depth):
-        scale = e.values.scalar(accumulate) if step == 0 else e.threads.always()
-        word, chosen = words[step * depth // 32], str(step % 2 if depth == 16 else 0)
-        operands = (left.at(0, step), right.at(0, step), word, chosen, scale, "1", "1", *flags)
-        w.put(form, held, *operands)
+        e.put(form, to, f"[{base}+{4 * at}]")
+    e.put("wgmma.fence.sync.aligned")
+    return words
 
 
 def own_words(e: Emission, a: Node, first: int, count: int) -> str:

@@ -207,8 +207,6 @@ class SpreadPlan:
             self._place(node)
         elif name == "copy_pages" and self._holds(node.inputs[4]):
             self._anchor(node.inputs[4], lanes(node.inputs[4].shape[0]))
-        elif name == "hole":
-            self._join(node, *(i for i in node.inputs if i.shape == node.shape))
 
     def _after(self, node: Node) -> None:
         if node.op.name != "get":

@@ -21,7 +21,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import division, functions
-from ...tile.numeric import COMBINE, FUNCTIONS
+from ...tile.numeric import COMBINE, COMPARE, FUNCTIONS
 from ...tile.scope import Element, Rare, multiply_add, polynomial, where
 from .division import by_literal
 from .element import (
@@ -58,10 +58,10 @@ def apply(w: Writer, name: str, dtype: DType, *inputs: str, near: bool = False) 
     direct = name in ON_BITS or (dtype.bits == 16 and name in EXTREMES)
     if dtype.is_float and dtype.bits < 32 and not direct:
         result = row(w, F32, *[widen(w, dtype, x) for x in inputs])
-        return result if name in COMPARES else narrow(w, dtype, result)
+        return result if name in COMPARE else narrow(w, dtype, result)
     if dtype is dtypes.int4:
         result = row(w, dtypes.int8, *inputs)
-        return result if name in COMPARES else wrap(w, dtype, result)
+        return result if name in COMPARE else wrap(w, dtype, result)
     return row(w, dtype, *inputs)
 
 
@@ -472,10 +472,7 @@ ROWS: dict[str, Row] = {
     "shift_left": _shift("shift_left"),
     "shift_right": _shift("shift_right"),
     "multiply_high": _multiply_high,
-    "equal": _compare("equal"),
-    "not_equal": _compare("not_equal"),
-    "less": _compare("less"),
-    "less_equal": _compare("less_equal"),
+    **{name: _compare(name) for name in COMPARE},
     "where": _where,
     "multiply_add": _multiply_add,
     "byte_dot": _words("dp4a.u32.s32"),  # of bytes, the first ones' with this sign
@@ -495,7 +492,6 @@ ROWS: dict[str, Row] = {
 ROWS = {**{name: _function(getattr(functions, name)) for name in FUNCTIONS}, **ROWS}
 NEAR = {f.__name__: _function(f, near=True) for f in (functions.sin, functions.cos, functions.tan)}
 RARE = frozenset({"sin", "cos", "tan", "fmod", "remainder", "floor_divide"})  # of floats
-COMPARES = frozenset({"equal", "not_equal", "less", "less_equal"})
 EXTREMES = frozenset({"maximum", "minimum"})
 # Rows that treat a narrow float as its bits.
 ON_BITS = frozenset({"where", "negative", "absolute"})

@@ -7,9 +7,10 @@ every line goes through `put`, which the tests hold to the forms that ptxas know
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 KINDS = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%d"}
 TYPES = {f"{letter}{bits}": f"b{bits}" for letter in "bsuf" for bits in (16, 32, 64)}
@@ -38,6 +39,11 @@ def written(form: str) -> str:
         return "pred"
     first = next(p for p in parts if p in TYPES)
     return "b64" if "wide" in parts else TYPES[first]
+
+
+def _on_two(form: str) -> Callable[[Any, str, str | int], str]:
+    """An instruction on two operands, of which the second may be a number."""
+    return lambda writer, a, b: writer.value(form, a, str(b))
 
 
 class Writer:
@@ -88,45 +94,18 @@ class Writer:
 
     # ---- on 32 bits, and whole registers ----------------------------------------------------
 
-    def add(self, a: str, b: str | int) -> str:
-        """a + b."""
-        return self.value("add.s32", a, str(b))
-
-    def sub(self, a: str, b: str | int) -> str:
-        """a - b."""
-        return self.value("sub.s32", a, str(b))
-
-    def mul(self, a: str, b: str | int) -> str:
-        """a * b."""
-        return self.value("mul.lo.s32", a, str(b))
+    add, sub, mul = map(_on_two, ("add.s32", "sub.s32", "mul.lo.s32"))
+    shl, shr = map(_on_two, ("shl.b32", "shr.u32"))  # shr of what is not negative
+    mask, xor = map(_on_two, ("and.b32", "xor.b32"))
+    and_predicates = _on_two("and.pred")
 
     def mad(self, a: str, b: str | int, c: str) -> str:
         """a * b + c."""
         return self.value("mad.lo.s32", a, str(b), c)
 
-    def shl(self, a: str, b: str | int) -> str:
-        """a << b."""
-        return self.value("shl.b32", a, str(b))
-
-    def shr(self, a: str, b: str | int) -> str:
-        """a >> b, of what is not negative."""
-        return self.value("shr.u32", a, str(b))
-
-    def mask(self, a: str, b: str | int) -> str:
-        """a & b."""
-        return self.value("and.b32", a, str(b))
-
-    def xor(self, a: str, b: str | int) -> str:
-        """a ^ b."""
-        return self.value("xor.b32", a, str(b))
-
     def test(self, form: str, a: str, b: str | int) -> str:
         """A predicate: `form` is the comparison and the type, such as lt.s32."""
         return self.value(f"setp.{form}", a, str(b))
-
-    def and_predicates(self, a: str, b: str) -> str:
-        """Whether two predicates hold."""
-        return self.value("and.pred", a, b)
 
     def copy(self, kind: str, value: str | int) -> str:
         """A fresh register with a value."""
