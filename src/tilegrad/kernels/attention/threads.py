@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from ... import tile
@@ -325,9 +326,7 @@ class _Block(ThreadBlocks):
         for start in range(0, self.columns, DEPTH):
             s = whole[:, start : start + DEPTH]
             scores.append(self.scored(s, self.first, key + start, cut))
-        most = scores[0]
-        for s in scores[1:]:
-            most = tile.maximum(most, s)
+        most = reduce(tile.maximum, scores)
         now = tile.maximum(before, tile.max(most, 1, keep=True))
         top = softmax.top_of(now, factor, cut or "bias" in self.x.extras)
         shrink = softmax.weights(before, factor, top)

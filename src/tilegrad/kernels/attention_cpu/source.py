@@ -8,7 +8,6 @@ keys lie in pages. Invariant: nothing is read past the end of an axis; tokens of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +17,7 @@ from ...ir.symbol import Size, floor_divide, high, modulo
 from ...tile.value import index_of, size_of
 from ..attention.holes import Holes
 from ..attention.shape import AttentionShape
-from ..attention.softmax import and_masks
+from ..attention.softmax import LN2, and_masks
 from ..attention.tile_order import block_at, block_count
 
 LINE, ASKED = 64, 256  # bytes; of so many only the first line is asked for
@@ -172,5 +171,5 @@ class Source:
                         if "lse" in self.memory and "out" in results:
                             begun = self.holes(head).begun()  # a sink is all that they see
                             self.memory["lse"][0, head, t] = (
-                                -tile.INF if begun is None else begun * math.log(2.0)
+                                -tile.INF if begun is None else begun * LN2
                             )
