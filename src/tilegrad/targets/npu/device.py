@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ...core.errors import UserError
 from ...core.target import Target
 from ...runtime.buffer import HOST, Buffer
 from ...runtime.device import Device, device
-from ...runtime.launcher import Captured, Launcher, Operation, SlotCopy, Steps
+from ...runtime.launcher import Launcher, SlotCopy, Steps
 from ...runtime.recipe import Recipe, Step
 from .kernel import LEVELS, ArrayKernel, kernel_of
 from .parameters import Parameters, chip_of
@@ -94,7 +94,7 @@ class NpuDevice(Device):
         return Buffer(found.pointer, bytes, found, self.name, label=label)
 
     def launcher(self, recipe: Recipe, code: Mapping[str, Any]) -> NpuLauncher:
-        """One step by step."""
+        """The host's loop, or one step by step where the array is simulated."""
         return NpuLauncher(recipe, code, self)
 
     # ---- the account ----
@@ -117,61 +117,131 @@ class NpuDevice(Device):
         return Account(found, macs, busy, count, packed, self.simulated, self.parameters.clock)
 
 
+@dataclass
+class Bound:
+    """The steps of a Recipe for one choice of Symbols: the host's, and Kernels of the array."""
+
+    symbols: Mapping[str, int]
+    native: Any
+    kernels: list[ArrayKernel | None]  # by step
+
+
 class NpuLauncher(Launcher):
-    """Runs a Recipe step after step: launches of the array, and the host's natively."""
+    """Runs a Recipe: by the host's Launcher at the level `compiled`, else step after step."""
 
     device: NpuDevice
 
     def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: NpuDevice) -> None:
-        super().__init__(recipe, code, device)
-        self.by_key = code
+        self.recipe, self.device = recipe, device
+        self.native = device.host.launcher(recipe, code)
+        self.lock, self.slots = self.native.lock, self.native.slots
+        self.decided, self.symbolic = self.native.decided, self.native.symbolic
+        straight = all(s.kind in ("kernel", "copy") for s in recipe.steps)
+        self.counted = straight or not any(recipe.entries)  # it is known how often each step runs
+        self.stepwise = Stepwise(recipe, code, device)
 
-    def prepare(self, step: Step, symbols: Mapping[str, int]) -> Any:
-        """A launch of the array, or of the host."""
-        number = self.recipe.steps.index(step)
-        part = self.recipe.part(number, number + 1)
-        host = OnHost(self.device.host.launcher(part, self.by_key), step, symbols)
-        entry = self.recipe.entries[step.program] if self.recipe.entries else ""
-        if not entry:
-            return host
-        known = tuple(sorted(symbols.items()))
-        return OnArray(self.device, kernel_of(self.device.target.chip, entry, known), host)
+    def bind(self, symbols: Mapping[str, int]) -> Bound:
+        """What depends on the Symbols alone."""
+        chip, known = self.device.target.chip, tuple(sorted(symbols.items()))
+        entries = self.recipe.entries
+        found: list[ArrayKernel | None] = []
+        for step in self.recipe.steps:
+            entry = entries[step.program] if step.kind == "kernel" and entries else ""
+            found.append(kernel_of(chip, entry, known) if entry else None)
+        return Bound(symbols, self.native.bind(symbols), found)
 
     def keeps_results(self) -> bool:
-        """A fault is raised when the run is over."""
-        return True
+        """As the host does."""
+        return self.native.keeps_results()
 
-    def launch(self, steps: Steps) -> None:
-        """Run once over the addresses in `slots`."""
-        super().launch(steps)
-        self.device.faults.check()
+    def launch(self, steps: Any) -> None:
+        """Run once."""
+        self.run(lambda: self.native.launch(steps.native), steps, self.slots)
+
+    def run(self, native: Callable[[], None], steps: Bound, slots: Sequence[int]) -> None:
+        """Run once at the Device's level: natively, or step by step over these addresses."""
+        if self.device.level != "compiled" or not self.counted:
+            self.stepwise.run(steps, list(slots))
+            return
+        native()
+        for kernel in steps.kernels:
+            if kernel is not None:
+                self.device.launched[kernel] += 1
 
     def capture(self, steps: Any, slots: Sequence[int], copies: Sequence[SlotCopy]) -> NpuCaptured:
-        """The steps and some copies after them, over addresses that stay."""
+        """The same over addresses that stay."""
         return NpuCaptured(self, steps, slots, copies)
 
 
-class NpuCaptured(Captured):
-    """Steps that are gone through as they run: values may decide which."""
+class NpuCaptured:
+    """What the host captured, or steps and copies one after the other."""
 
-    def _operations(self, slots: Sequence[int]) -> list[Operation]:
-        self.at = list(slots)
-        return [] if self.launcher.decided else super()._operations(slots)
+    def __init__(
+        self, launcher: NpuLauncher, steps: Any, slots: Sequence[int], copies: Sequence[SlotCopy]
+    ) -> None:
+        self.launcher, self.copies = launcher, list(copies)
+        self.steps: Bound = steps
+        self.native = launcher.native.capture(self.steps.native, slots, copies)
+        self.slots = list(slots)
 
     @property
     def launches(self) -> int:
-        """Kernels and copies; loops run theirs more than once."""
-        steps = self.launcher.recipe.steps
-        return sum(s.kind in ("kernel", "copy") for s in steps) + len(self.copies)
+        """Kernels and copies."""
+        return int(self.native.launches)
+
+    def point(self, slots: Sequence[int]) -> None:
+        """Use these addresses from now on."""
+        self.native.point(slots)
+        self.slots = list(slots)
 
     def launch(self) -> None:
         """Run once more."""
-        with self.launcher.lock:
-            for operation in self.launcher.operations(self.steps, self.at):
-                self.launcher.start(operation)
+        launcher = self.launcher
+        natively = launcher.device.level == "compiled" and launcher.counted
+        launcher.run(self.native.launch, self.steps, self.slots)
+        if not natively:
             for copy in self.copies:
-                self.device.copy_bytes(self.at[copy.target], self.at[copy.source], copy.bytes)
-        self.device.faults.check()
+                pair = self.slots[copy.target], self.slots[copy.source]
+                launcher.device.copy_bytes(*pair, copy.bytes)
+
+    def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Any:
+        """Times on this computer, not on the chip."""
+        return self.native.profile(name, runs, restore)
+
+
+class Stepwise(Launcher):
+    """Steps one by one: those of the array simulated or counted, the host's natively."""
+
+    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: NpuDevice) -> None:
+        super().__init__(recipe, code, device)
+        self.npu, self.by_key = device, code
+        self.kernels: Sequence[ArrayKernel | None] = []  # of the Symbols at hand
+        self.hosts: dict[int, Launcher] = {}
+        self.bound: dict[Any, Steps] = {}
+
+    def prepare(self, step: Step, symbols: Mapping[str, int]) -> Any:
+        """A launch of the array, or of the host."""
+        number = next(i for i, one in enumerate(self.recipe.steps) if one is step)
+        if number not in self.hosts:
+            part = self.recipe.part(number, number + 1)
+            self.hosts[number] = self.npu.host.launcher(part, self.by_key)
+        host = OnHost(self.hosts[number], step, symbols)
+        kernel = self.kernels[number]
+        return host if kernel is None else OnArray(self.npu, kernel, host)
+
+    def run(self, steps: Bound, slots: Sequence[int]) -> None:
+        """All steps, over these addresses; fault words are its own."""
+        key = tuple(sorted(steps.symbols.items()))
+        if key not in self.bound:
+            self.kernels = steps.kernels
+            self.bound[key] = Steps(self, steps.symbols)
+        addresses = list(slots)
+        for number, slot in enumerate(self.recipe.slots):
+            if slot.kind == "fault":
+                addresses[number] = self.slots[number]
+        for operation in self.operations(self.bound[key], addresses):
+            self.start(operation)
+        self.npu.faults.check()
 
 
 class OnHost:
