@@ -289,7 +289,6 @@ FORWARD: dict[str, tuple[AttentionShape, AttentionPlan]] = {
     "width 40, values 72": (shape(1, 1, 77, 131, 40, 72), replace(SMALL, staged=16)),
     "float16": (shape(1, 1, 90, 150, dtype=float16, **CAUSAL), SMALL),
     "one query and key": (shape(5, 1, 1, 1), SMALL),
-    "dependent": (shape(1, 1, 128, 128), replace(SMALL, dependent=True)),
 }
 BLOCKS = BackwardPlan(queries=64, keys=64)
 FAST, FAST_WIDE = BackwardPlan(128, late=True, fast=True), BackwardPlan(64, fast=True)
