@@ -22,7 +22,7 @@ from tilegrad.core.format import QUANTISED, Format
 from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.matvec import LINE, WARPS, Matvec, MatvecPlan, choose
+from tilegrad.kernels.matmul.matvec import LINES, WARPS, Matvec, MatvecPlan, choose, line_of
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.quantised import gpu as quantised_gpu
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
@@ -61,7 +61,7 @@ def unwritten(dtype: DType, *shape: int) -> Array:
 # ---- one token ------------------------------------------------------------------------------
 
 
-WHOLE = WARPS[0] * LINE  # elements of a row that all warps share evenly
+WHOLE = WARPS[0] * LINES[0]  # elements of a row that all warps share evenly
 
 
 def vector(n: int, k: int = WHOLE, dtype: DType = bfloat16, **more: Any) -> Operands:
@@ -71,23 +71,24 @@ def vector(n: int, k: int = WHOLE, dtype: DType = bfloat16, **more: Any) -> Oper
 
 def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -> Products:
     """Products of a token; gated, one of both results."""
-    lines, sizes = x.k // LINE, x.weights or (x.n,)
+    line, sizes = line_of(x.k), x.weights or (x.n,)
+    lines = x.k // line
     kept = sizes[:1] if x.gated else sizes
     named = [f"w{i}" for i in range(len(sizes))], [f"c{i}" for i in range(len(kept))]
     b = BodyBuilder(
         "matvec",
         [
-            ("x", Memory((lines, LINE), x.dtype)),
+            ("x", Memory((lines, line), x.dtype)),
             *(
-                (name, Memory((n * lines, LINE), x.dtype, use=use))
+                (name, Memory((n * lines, line), x.dtype, use=use))
                 for name, n in zip(named[0], sizes)
             ),
-            *((name, Memory((n,), x.result, use="result")) for name, n in zip(named[1], kept)),
+            *((name, Memory((1, n), x.result, use="result")) for name, n in zip(named[1], kept)),
         ],
     )
 
-    def token() -> Node:
-        return b.cast(b.load(b.parameters[0], (0, 0), (lines, LINE), (0, 1)), float32)
+    def token(row: Any) -> Node:
+        return b.cast(b.load(b.parameters[0], (0, 0), (lines, line), (0, 1)), float32)
 
     def epilogue(*given: Any) -> Node:
         return given[0] if len(given) == 2 else b.apply("multiply", *given[:2])
@@ -102,16 +103,16 @@ def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -
         b.parameters[last:],
         [epilogue] * len(kept),
     ).build()
-    given = {"x": drawn(0, lines, LINE).astype(x.dtype.numpy)}
+    given = {"x": drawn(0, lines, line).astype(x.dtype.numpy)}
     given |= {
-        name: drawn(1 + i, n * lines, LINE).astype(x.dtype.numpy)
+        name: drawn(1 + i, n * lines, line).astype(x.dtype.numpy)
         for i, (name, n) in enumerate(zip(named[0], sizes))
     }
     one = given["x"].reshape(-1).astype(np.float64)
     made = [given[name].reshape(-1, x.k).astype(np.float64) @ one for name in named[0]]
     made = [made[0] * made[1]] if x.gated else made
-    wanted = {name: (value, STEP[x.result]) for name, value in zip(named[1], made)}
-    given |= {name: unwritten(x.result, len(value)) for name, value in zip(named[1], made)}
+    wanted = {name: (value[None, :], STEP[x.result]) for name, value in zip(named[1], made)}
+    given |= {name: unwritten(x.result, 1, len(value)) for name, value in zip(named[1], made)}
     return Products([(body, ["x", *named[0], *named[1]])], given, wanted)
 
 
@@ -124,7 +125,9 @@ MATVEC: dict[str, Callable[[], Products]] = {
     "float16": lambda: matvec(vector(16, dtype=float16)),
     "weights that are no constants": lambda: matvec(vector(16), use="value"),
     "rows for four warps": lambda: matvec(vector(8, 5 * WHOLE // 2)),
-    "few warps": lambda: matvec(vector(32, 3 * LINE), MatvecPlan(2, 4)),
+    "few warps": lambda: matvec(vector(32, 3 * LINES[0]), MatvecPlan(2, 4)),
+    "one warp": lambda: matvec(vector(32, 3 * LINES[0])),
+    "short lines": lambda: matvec(vector(32, 9 * LINES[-1])),
 }
 
 
