@@ -122,7 +122,7 @@ def orders(target: Target, rows: Any, dtype: DType) -> list[Any]:
         elif hasattr(plan, "block_k"):
             found.append((plan.block_k, plan.unit))
         else:
-            found.append((plan.tile, getattr(plan, "split", 1), reduced))
+            found.append((getattr(plan, "tile", plan), getattr(plan, "split", 1), reduced))
     return found
 
 

@@ -123,7 +123,7 @@ class WideDot:
         """The Plan that a table or the model of time puts first."""
         target = self.target
         if x.block:
-            few = not matvec_why_not(x, target)
+            few = not invariant() and not matvec_why_not(x, target)
             return choose_matvec(x, target) if few else choose_grouped(x, target)
         if x.sparse:
             return choose_sparse(x, target)
