@@ -235,7 +235,7 @@ def plans_of(function, values: list) -> list:
 
 def test_blocks_follow_the_rows() -> None:
     """A list, and one launch: few rows are small blocks, whatever the groups have."""
-    for rows, block in ((20, 8), (64, 32), (2000, 128)):
+    for rows, block in ((20, 16), (64, 32), (2000, 128)):
         listed, plan = plans_of(product(2), given(rows, 4, 64, 64, BF16))
         assert listed is None and isinstance(plan, WidePlan) and plan.tile[1] == block
     listed, plan = plans_of(gated, two_weights(64, 4, 64, 64))

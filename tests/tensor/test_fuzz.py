@@ -34,6 +34,14 @@ FINDS = {
             "v2 = F.normalize(v1 + 0.1, dim=-2)",
         ],
     ),
+    "one key: its value comes out as it is": (
+        [("float32", np.resize(SPREAD, (2, 8, 3, 2))), ("float32", np.resize(SPREAD, (2, 8, 1, 2)))]
+        + [("float32", np.resize(SPREAD * 1.1, (2, 8, 1, 5)))],
+        [
+            "v0 = F.scaled_dot_product_attention(x0, x1, x2, is_causal=True)",
+            "v1 = m.eq(v0, x2.expand_as(v0))",
+        ],
+    ),
     "one value normalised, where torch in float64 is off by what it multiplies": (
         [("float64", SPREAD[:3, None] * 60), ("float64", SPREAD[3:4]), ("float64", SPREAD[4:5])],
         ["v0 = F.group_norm(x0, 1, x1, x1, 1e-3)", "v1 = F.mse_loss(v0, x2.expand_as(v0))"],

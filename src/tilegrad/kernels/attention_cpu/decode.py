@@ -234,19 +234,19 @@ class Decode(Rows):
     @tile.function
     def soften(self, r: Any) -> None:
         """Scores of a row to probabilities (not yet divided); its result and sum fade."""
-        n, bounds, factor = self.lanes, (0, self.plan.keys - self.lanes), self.factor
+        n, bounds = self.lanes, (0, self.plan.keys - self.lanes)
         stop = tile.ceil_divide(self.count, n) * n
         top = tile.full((n,), -tile.INF, self.sum)
         for j in tile.range(0, stop, n, bounds=bounds):
             top = greater(tile.load(self.scores[r, j : j + n]), top)
         before = tile.load(self.most[r])
-        most = greater(tile.max(top, 0) * factor, before)
+        most = greater(tile.max(top, 0), before)
         base = finite(most)
-        decay, minus = self.power(before - base), -base
+        decay = self.weight(before, base)
         sums = tile.zeros((n,), self.sum)
         for j in tile.range(0, stop, n, bounds=bounds):
             score = tile.load(self.scores[r, j : j + n])
-            weight = self.power(tile.multiply_add(score, factor, minus))
+            weight = self.weight(score, base)
             self.scores[r, j : j + n] = weight
             sums = sums + weight
         self.total[r] = self.total[r] * decay + tile.sum(sums, 0)
@@ -329,7 +329,7 @@ class Combine(Rows):
             maxima = [tile.load(self.memory["maxima"][index]) for index in indices]
             most = reduce(lambda most, other: greater(other, most), maxima)
             base = finite(most)
-            weights = [self.power(one - base) for one in maxima]
+            weights = [self.weight(one, base) for one in maxima]
             total = tile.zeros((), self.sum)
             for index, weight in zip(indices, weights):
                 total = tile.multiply_add(self.memory["sums"][index], weight, total)

@@ -149,11 +149,17 @@ class BodyWriter:
         exponent = tile.bitcast(shifted, int32) << 23
         return tile.bitcast(tile.bitcast(total, int32) + exponent, float32)
 
+    def weight(self, score: Any, most: Any) -> Any:
+        """2**(factor * (score - most)): 1 where the score is the greatest, so that a key which
+        weighs 1 leaves its value as it is."""
+        return self.power((score - most) * self.factor)
+
     def ended(self, most: Any, total: Any, begun: Any | None) -> tuple[Any, Any]:
         """What sums over values are multiplied by (0 where nothing was seen), and the log-sum-exp
-        of rows; their sums began with an exponent of 2, if one is given. Where all scores are one
-        that is far below 0, `power` gives any number, but one for all: a sum may be negative."""
+        of rows, by their greatest scores; their sums began with an exponent of 2, if one is
+        given."""
         shrink: Any = 1.0
+        most = most * self.factor
         if begun is not None:
             before, most = most, greater(begun, most)
             base = finite(most)
@@ -230,11 +236,6 @@ class Scored(BodyWriter):
             part = tile.load(self.result, (d, i), (n, n)) * factor
             source.put(place, d, part.T, inside)
         return token, inside
-
-    def probability(self, j: Any, c: Any, width: int, base: Any) -> Any:
-        """2**(factor * score + base)."""
-        score = self.scores[j, c : c + width]
-        return self.power(tile.multiply_add(score, self.factor, base))
 
     def kept(self, j: Any, c: Any, width: int) -> Any | None:
         """What probabilities of a key are multiplied by; None for 1."""
@@ -348,16 +349,16 @@ class Forward(Scored):
             top = tile.full((width,), -tile.INF, self.sum)
             for j in tile.range(0, rows, unroll=4, bounds=(0, keys - 1)):
                 top = greater(tile.load(self.scores[j, c : c + width]), top)
-            most = greater(top * self.factor, before)
+            most = greater(top, before)
             base = finite(most)
-            decay = self.power(before - base)
+            decay = self.weight(before, base)
             total = self.total[at : at + width] * decay
             self.most[at : at + width] = most
             self.decay[at : at + width] = decay
-            base = -base
             unroll, bounds = 2 // together, (0, keys - together)
             for j in tile.range(0, rows, together, unroll=unroll, bounds=bounds):
-                found = [self.probability(j + n, c, width, base) for n in range(together)]
+                scores = [self.scores[j + n, c : c + width] for n in range(together)]
+                found = [self.weight(tile.load(score), base) for score in scores]
                 kept = [times(p, self.kept(j + n, c, width)) for n, p in enumerate(found)]
                 self.weights.put(j, c, kept)
                 total = total + reduce(add, found)
@@ -437,7 +438,9 @@ class Backward(Scored):
         """Probabilities of a key as they weigh values, and the gradient of its raw scores: 0 past
         the last key, where keys go deep."""
         width = self.plan.panel
-        p, keep = self.probability(j, c, width, base), self.kept(j, c, width)
+        score = self.scores[j, c : c + width]
+        p = self.power(tile.multiply_add(score, self.factor, base))
+        keep = self.kept(j, c, width)
         found = p * (times(tile.load(self.change_of[j, c : c + width]), keep) - delta)
         if self.bends is not None:
             found = found * steepness(tile.load(self.bends[j, c : c + width]))
