@@ -4,6 +4,7 @@
     python bench/llm_cpu.py --format Q8_0           a file of that format that llama.cpp wrote
     python bench/llm_cpu.py --int8                  weights and tokens rounded to int8, beside our
                                                     own Q4_1
+    TILEGRAD_DOTS=int8 python bench/llm_cpu.py --format Q8_0    tokens in 8 bits, as llama.cpp has
     python bench/llm_cpu.py --bf16                  bfloat16 weights, beside torch.compile
     python bench/llm_cpu.py --only decode           cases whose name holds the word (repeatable)
     python bench/llm_cpu.py --quick                 short cases, one round, no file
@@ -34,6 +35,7 @@ import measure
 import numpy as np
 
 import tilegrad
+from tilegrad.core.config import config
 from tilegrad.exchange.fetch import find_model
 from tilegrad.exchange.gguf import GgufFile, read_gguf
 from tilegrad.models.tokens.tokenizer import Tokenizer
@@ -409,7 +411,9 @@ def main() -> None:
         results = run(told, model_of(told, path, file, Path(name)), ids)
     if not told.quick:
         what = told.format or "int8" * told.int8 or "bf16" * told.bf16
-        kind = "-".join(["llm-cpu", *[w for w in (what, "partial" * bool(told.only)) if w]])
+        rounded = "int8-tokens" * (config().dots == "int8")
+        more = [w for w in (what, rounded, "partial" * bool(told.only)) if w]
+        kind = "-".join(["llm-cpu", *more])
         record = measure.facts(
             kind=kind, threads=THREADS, model=path.name, results=results, calibration=calibration
         )

@@ -251,6 +251,7 @@ def llm_table(record: dict[str, Any]) -> list[str]:
 
 
 LLM_CPU = {"Q4_1": "llm-cpu"} | {w: f"llm-cpu-{w}" for w in ("Q4_0", "Q8_0", "int8", "bf16")}
+LLM_CPU |= {f"{w}, tokens in int8,": f"llm-cpu-{w}-int8-tokens" for w in ("Q4_0", "Q8_0")}
 
 
 def llm_cpu_table(record: dict[str, Any]) -> list[str]:

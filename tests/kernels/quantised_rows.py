@@ -28,11 +28,11 @@ def random_rows(form: Format, rows: int, columns: int, seed: int = 0) -> np.ndar
     return raw
 
 
-def decode_bound(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """What rounding tokens to 1/65278 of the largest of a step may do, and float32 sums."""
+def decode_bound(x: np.ndarray, w: np.ndarray, limit: int = 32639) -> np.ndarray:
+    """What rounding tokens to 1/limit of the largest of a step may do, and float32 sums."""
     steps = np.abs(x).reshape(len(x), -1, STEP)
     largest = np.broadcast_to(steps.max(-1, keepdims=True), steps.shape).reshape(x.shape)
-    return (largest / 65278 * 1.001) @ np.abs(w).T + rounding(x, w)
+    return (largest / (2 * limit) * 1.001) @ np.abs(w).T + rounding(x, w)
 
 
 def prefill_bound(x: np.ndarray, w: np.ndarray) -> np.ndarray:

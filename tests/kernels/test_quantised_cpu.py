@@ -20,7 +20,7 @@ from tilegrad.graph import build, ops
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Tuple
 from tilegrad.kernels.quantised import cpu as kernels
-from tilegrad.kernels.quantised.cpu_decode import Decode, programs
+from tilegrad.kernels.quantised.cpu_decode import Decode, Many, programs
 from tilegrad.kernels.quantised.cpu_prefill import panel_blocks
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
@@ -76,7 +76,7 @@ def tokens_of(count: int, columns: int, seed: int = 1) -> np.ndarray:
 
 def check(x: np.ndarray, got: np.ndarray, want: np.ndarray, w: np.ndarray) -> None:
     """No element is further off than its bound."""
-    few = len(x) <= kernels.few(host()) or kernels.takes_any_number(host())
+    few = len(x) <= kernels.few(host()) or kernels.bytes_alone(host())
     bound = (decode_bound if few else prefill_bound)(x.astype(np.float64), w)
     worst = (np.abs(got - want) / bound).max()
     assert worst < 1.0, worst
@@ -205,8 +205,8 @@ def test_tokens_known_at_run_time() -> None:
     shape = QuantisedShape(form, 48, 96, count)
     raw, callee = random_rows(form, 48, 96), kernels.callee(shape, host())
     w, parts = form.to_float32(raw).astype(np.float64), packed(shape, raw)
-    assert (len(callee.launches) == 1) == kernels.takes_any_number(host())
-    for tokens in (1, 2, 6, kernels.few(host()), kernels.few(host()) + 1, 33, 40):
+    assert len(callee.launches) >= 2
+    for tokens in (1, 2, 6, 7, kernels.few(host()), kernels.few(host()) + 1, 33, 40):
         x = tokens_of(tokens, 96)
         check(x, callee.interpret(x, *parts)[0], x.astype(np.float64) @ w.T, w)
 
@@ -371,41 +371,70 @@ def test_lesser_machines(target: Target, form: Format, tokens: int) -> None:
 # ---- any number of tokens by one kernel ---------------------------------------------------------
 
 
-def by_decode(form: Format, tokens: Any, x: np.ndarray, raw: np.ndarray) -> Any:
-    """Products of bytes with all tokens, 24 at a time, on this machine."""
-    shape = QuantisedShape(form, len(raw), x.shape[1], tokens)
-    body = Decode(shape, host(), 24, whole=True).build()
-    given = [x, *packed(shape, raw)]
-    return compiled(
-        KernelCallee.named("quantised_matmul", [body], ("out0",)),
-        given,
-        (len(x), len(raw)),
-        float32,
-    )
+def by_bytes(kernel: Any, form: Format, x: np.ndarray, raw: np.ndarray) -> Any:
+    """Products of bytes with all tokens on this machine: 24 at a time, or of unpacked codes."""
+    shape = QuantisedShape(form, len(raw), x.shape[1], len(x))
+    writer = Many(shape, host()) if kernel is Many else Decode(shape, host(), 24)
+    callee = KernelCallee.named("quantised_matmul", [writer.build()], ("out0",))
+    return compiled(callee, [x, *packed(shape, raw)], (len(x), len(raw)), float32)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("form", [formats.Q4_1, formats.Q8_0, formats.Q4_K], ids=str)
-def test_any_number_of_tokens_by_products_of_bytes(form: Format) -> None:
-    """Each is within its bound, and its bits do not depend on how many there are."""
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dots, limit", [("exact", 32639), ("int8", 127)])
+@pytest.mark.parametrize("form", QUANTISED, ids=str)
+def test_any_number_of_tokens_by_products_of_bytes(form: Format, dots: str, limit: int) -> None:
+    """Each is within its bound; its bits depend neither on how many there are nor on the kernel."""
     x, raw = tokens_of(53, 256), random_rows(form, 37, 256)
-    whole = by_decode(form, 53, x, raw)
-    w = form.to_float32(raw).astype(np.float64)
-    wide = x.astype(np.float64)
-    assert (np.abs(whole - wide @ w.T) / decode_bound(wide, w)).max() < 1.0
-    for count in (1, 2, 24, 25):
-        np.testing.assert_array_equal(by_decode(form, count, x[:count], raw), whole[:count])
+    with override(dots=dots):
+        whole = by_bytes(Many, form, x, raw)
+        w = form.to_float32(raw).astype(np.float64)
+        wide = x.astype(np.float64)
+        assert (np.abs(whole - wide @ w.T) / decode_bound(wide, w, limit)).max() < 1.0
+        for kernel, count in ((Decode, 1), (Decode, 7), (Decode, 53), (Many, 1), (Many, 50)):
+            found = by_bytes(kernel, form, x[:count], raw)
+            np.testing.assert_array_equal(found, whole[:count])
+
+
+@pytest.mark.parametrize("dots, products", [("exact", 96), ("int8", 48)])
+def test_a_step_of_many_tokens(dots: str, products: int) -> None:
+    """3 tokens by 8 rows: no more instructions beside products than scales and loads are."""
+    target = replace(NEON, features="+neon,+dotprod")
+    with override(dots=dots):
+        body = Many(QuantisedShape(formats.Q4_0, 32, 576, 99), target).build()
+    lines = assembly(emit(fitted(body, target), "k", target)[0], target).splitlines()
+    loops = "\n".join(line.split("//")[0].strip() for line in lines).split(".LBB")
+    step = max(loops, key=lambda loop: loop.count("sdot"))
+    assert step.count("sdot") == products
+    assert len(step.splitlines()) < products + 100
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(0, 40, 13), (40, 0, 13), (3, 3, 47)], ids=str)
+def test_groups_of_many_tokens(sizes: tuple[int, ...], dtype: Any) -> None:
+    """Groups with some tokens each are multiplied by codes that are unpacked once."""
+    form, tokens = formats.Q4_K, sum(sizes)
+    shape = QuantisedShape(form, 3 * 32, 256, tokens, dtype, groups=3)
+    raw, x = random_rows(form, 3 * 32, 256), tokens_of(tokens, 256).astype(dtype.numpy)
+    offsets = np.cumsum([0, *sizes]).astype(np.int32)
+    callee = kernels.grouped_callee(shape, host(), 0)
+    got = compiled(callee, [x, offsets, *packed(shape, raw)], (tokens, 32), dtype)
+    w = form.to_float32(raw).astype(np.float64).reshape(3, 32, 256)
+    for number in np.flatnonzero(sizes):
+        own = slice(offsets[number], offsets[number + 1])
+        wide = x[own].astype(np.float64)
+        bound = np.maximum(decode_bound(wide, w[number]), prefill_bound(wide, w[number]))
+        bound = bound + (2.0**-8 * np.abs(wide @ w[number].T) if dtype is bfloat16 else 0)
+        assert (np.abs(got[own].astype(np.float64) - wide @ w[number].T) <= bound).all()
 
 
 @pytest.mark.parametrize("target", [AVX512, AVX512_AMX, AVX2, NEON, SSE2], ids=lambda t: t.name)
-def test_one_kernel_for_any_number_of_tokens(target: Target) -> None:
-    """At the level `invariant`: one Body, the same for one token and for a Symbol of them."""
+def test_any_number_of_tokens_to_the_same_bits(target: Target) -> None:
+    """At the level `invariant`: kernels whose sums are the same, for one token and for many."""
     found = set()
     with override(determinism="invariant"):
         for tokens in (1, 7, 300, symbol("tokens", 1, 512)):
             shape = QuantisedShape(formats.Q4_1, 64, 96, tokens)
             assert "invariant" in kernels.why_not_around(shape, target, Around(bias=True))
-            (launch,) = kernels.callee(shape, target).launches
-            found.add(launch[0].name)
+            found |= {body.name for body, _ in kernels.callee(shape, target).launches}
     few = kernels.few(target) > 1
-    assert found == {"quantised_decode" if few else "quantised_prefill"}
+    assert found == ({"quantised_decode", "quantised_many"} if few else {"quantised_prefill"})

@@ -12,6 +12,7 @@ import pytest
 
 import tilegrad as tg
 from tilegrad import nn
+from tilegrad.compiler.compile import host
 from tilegrad.core import format as formats
 from tilegrad.core.config import override
 from tilegrad.core.dtype import bfloat16, float32, float64
@@ -207,3 +208,18 @@ def test_reading_values_leaves_the_weights_where_they_are() -> None:
     with override(eager_debug=True):
         near(layer(x), want, 1e-5)
     assert layer.weight.node is node
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_tokens_are_rounded_as_the_setting_says(count: int) -> None:
+    """A jitted product follows the setting: to 16 bits or to 8; a change compiles anew."""
+    x, made = tg.tensor(tokens(count, 256)), stored(file_of(formats.Q8_0, 48, 256))
+    product = tg.jit(lambda x: x @ made.T)
+    want = x.numpy().astype(np.float64) @ made.numpy().astype(np.float64).T
+    worst = {}
+    for dots in ("exact", "int8", "exact"):
+        with override(dots=dots):
+            worst[dots] = np.abs(product(x).numpy() - want).max() / np.abs(want).max()
+    assert worst["exact"] < 1e-4
+    if "dotprod" in host().features or "avx512vnni" in host().features:
+        assert 1e-4 < worst["int8"] < 2e-2

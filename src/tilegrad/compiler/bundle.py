@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.config import config
+from ..core.config import CHOICES, config
 from ..core.errors import InternalError, UserError
 from ..core.target import Target
 from ..ir.fingerprint import UserLine
@@ -108,7 +108,7 @@ class Maker:
         """Write the Bundle."""
         if self.on_host:
             self.writer.code["native_loop"] = self._native_loop()
-        more.setdefault("settings", {"determinism": config().determinism, "dots": config().dots})
+        more.setdefault("settings", dict(zip(CHOICES, config().numerics)))
         return self.writer.finish(more)
 
     def _native_loop(self) -> bytes:

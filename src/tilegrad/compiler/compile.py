@@ -130,7 +130,7 @@ def executable_for(
 def circumstances(device: str, target: Target | None = None) -> Any:
     """What an Executable on a device depends on besides its Graph; with its Target, the device is
     not asked."""
-    host = (config().threads, config().determinism)
+    host = (config().threads, *config().numerics)
     own = host if device == HOST else (device, (target or target_for(device)).key, *_choices())
     return (*own, *outside())
 
@@ -164,7 +164,7 @@ def _choices() -> tuple[Any, ...]:
     """What Programs of a GPU depend on besides their Graph and Target."""
     from ..kernels.plan_table import plans
 
-    return plans().digest, config().determinism, config().dots, config().checked
+    return plans().digest, *config().numerics, config().checked
 
 
 def compile_for(
@@ -241,7 +241,7 @@ def schedule_for(
 
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
-        choices = _choices() if target.has_threads else (config().determinism,)
+        choices = _choices() if target.has_threads else config().numerics
         key = (target.key, outside(), *choices, *without)
         bodies = _bodies.get(key)
         if bodies is None:

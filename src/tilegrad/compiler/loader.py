@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..core.config import config
+from ..core.config import CHOICES, config
 from ..core.lock import new_rlock
 from ..graph import ops
 from ..ir.fingerprint import UserLine, digest, structure
@@ -62,9 +62,10 @@ class Opened:
     bound: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     @property
-    def determinism(self) -> str:
-        """The level of determinism that it was compiled for."""
-        return str(self.bundle.manifest.get("settings", {}).get("determinism", "reproducible"))
+    def numerics(self) -> tuple[str, ...]:
+        """The settings that it was compiled for, as `Config.numerics`."""
+        said = self.bundle.manifest.get("settings", {})
+        return tuple(str(said.get(name, known[0])) for name, known in CHOICES.items())
 
     def executable(self, wanted: Wanted) -> Any | None:
         """The Executable of a Graph, if the Bundle has it."""
@@ -231,8 +232,8 @@ def leave_bundle(bundle: Bundle) -> None:
 
 
 def opened_bundles() -> list[Opened]:
-    """The Bundles that serve this process, at the level of determinism that is asked for."""
-    return [opened for opened in _bundles if opened.determinism == config().determinism]
+    """The Bundles that serve this process, for the settings that results depend on."""
+    return [opened for opened in _bundles if opened.numerics == config().numerics]
 
 
 __all__ = ["Idle", "Wanted", "executable_for", "executable_on_numbers", "listening", "use_bundle"]

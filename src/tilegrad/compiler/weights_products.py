@@ -238,7 +238,7 @@ class Weights:
         if norm is not None:
             first.append(self.done[norm.weight])
         parts = self._parts([p.raw for p in members], shape.format, shape.columns)
-        callee = _around_callee(shape, self.target, around)
+        callee = _callee("callee", shape, self.target, around)
         _, callee.verdict = chosen_for(shape, self.target, around)
         made = ops.call(*first, *parts, *last, callee=callee)
         self._count("quantised_product")
@@ -295,7 +295,7 @@ class Weights:
         offer, verdict = chosen_for(shape, self.target)
         if offer.plan == UNPACK:
             one = _problem(shape.format, shape.rows, x, 1)
-            callee = _unpack_callee(one, self.target)
+            callee = _callee("unpack_callee", one, self.target)
             callee.verdict = verdict
             weights = ops.call(*parts, callee=callee)
             attrs = dict(members[0].dot.attrs)
@@ -303,7 +303,7 @@ class Weights:
                 attrs["dtype"] = x.dtype
             return ops.dot(x, weights, **attrs)
         rows = build.reshape(x, (shape.tokens, shape.columns))
-        callee = _callee(shape, self.target, config().determinism)
+        callee = _callee("callee", shape, self.target)
         callee.verdict = verdict
         made = ops.call(rows, *parts, callee=callee)
         return build.items(made)[0] if isinstance(made.type, Tuple) else made  # others: scratch
@@ -324,7 +324,7 @@ class Weights:
 
     def _taken(self, raw: Node, ids: Node, shape: QuantisedShape) -> Node:
         parts = self._parts([raw], shape.format, shape.columns)
-        callee = _take_callee(shape, self.target)
+        callee = _callee("take_callee", shape, self.target)
         _, callee.verdict = chosen_for(shape, self.target, rows=True)
         return ops.call(ids, *parts, callee=callee)
 
@@ -344,7 +344,7 @@ class Weights:
         shape = replace_field(_problem(form, rows, x), groups=weight.shape[0])
         if self.family.why_not_shape(shape, self.target):
             return None
-        callee = _grouped_callee(shape, self.target, node.attrs["block"])
+        callee = _callee("grouped_callee", shape, self.target, node.attrs["block"])
         _, callee.verdict = chosen_for(shape, self.target, rows=True)
         self._count("quantised_groups")
         where = blocks[0] if self.target.has_threads else offsets
@@ -388,7 +388,7 @@ class Weights:
         if self.unpacked.first(form, shape.rows, node.dtype, self.target):
             parts = self._parts([raw], form, shape.columns)
             one = _problem(form, shape.rows, node, 1)
-            return ops.call(*parts, callee=_unpack_callee(one, self.target))
+            return ops.call(*parts, callee=_callee("unpack_callee", one, self.target))
         return self._taken(raw, build.iota(shape.rows, int32), shape)
 
     def _count(self, name: str) -> None:
@@ -411,29 +411,14 @@ def _count(sizes: Sequence[Size]) -> Size:
     return product_of(tuple(sizes))
 
 
-@functools.lru_cache(maxsize=256)
-def _callee(shape: QuantisedShape, target: Target, determinism: str) -> Any:
-    return kernels_of(target).callee(shape, target)
+def _callee(kind: str, shape: QuantisedShape, target: Target, *more: Any) -> Any:
+    """A kernel of the Target's, as settings have it now."""
+    return _made(kind, config().numerics, shape, target, *more)
 
 
-@functools.lru_cache(maxsize=256)
-def _around_callee(shape: QuantisedShape, target: Target, around: Around) -> Any:
-    return kernels_of(target).callee(shape, target, around)
-
-
-@functools.lru_cache(maxsize=64)
-def _grouped_callee(shape: QuantisedShape, target: Target, block: int) -> Any:
-    return kernels_of(target).grouped_callee(shape, target, block)
-
-
-@functools.lru_cache(maxsize=64)
-def _take_callee(shape: QuantisedShape, target: Target) -> Any:
-    return kernels_of(target).take_callee(shape, target)
-
-
-@functools.lru_cache(maxsize=64)
-def _unpack_callee(shape: QuantisedShape, target: Target) -> Any:
-    return kernels_of(target).unpack_callee(shape, target)
+@functools.lru_cache(maxsize=512)
+def _made(kind: str, settings: Any, shape: QuantisedShape, target: Target, *more: Any) -> Any:
+    return getattr(kernels_of(target), kind)(shape, target, *more)
 
 
 __all__ = ["Weights"]

@@ -16,7 +16,7 @@
 | TILEGRAD_CHECKED   | guard indices of tile kernels on a GPU too        | 0                    |
 | TILEGRAD_PLANS     | file of the PlanTable ("" for none: untuned)      | yours, then shipped  |
 | TILEGRAD_DETERMINISM | fast, reproducible or invariant; see `Config`   | reproducible         |
-| TILEGRAD_DOTS      | float32 products on a GPU: exact, or tf32 (10 bits) | exact              |
+| TILEGRAD_DOTS      | exact, tf32 or int8: how products round; see `Config` | exact            |
 | TILEGRAD_API_KEYS  | keys of `tilegrad serve`, between commas or spaces | none                 |
 
 `configure` sets for the whole process; within an `override` block, for that block. A block belongs
@@ -31,13 +31,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from .errors import UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LEVELS = ("reproducible", "fast", "invariant")
-CHOICES = {"determinism": LEVELS, "dots": ("exact", "tf32")}
+CHOICES = {"determinism": LEVELS, "dots": ("exact", "tf32", "int8")}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,14 @@ class Config:
     # fast: a sum's order may differ from run to run; reproducible: same inputs, same bits;
     # invariant: a row's bits depend neither on how many rows there are nor on what was compiled
     determinism: str = "reproducible"
-    dots: str = "exact"  # or "tf32": float32 operands of products are rounded to 10 bits
+    # tf32: float32 operands of products on a GPU are rounded to 10 bits; int8: on a CPU, what is
+    # multiplied by quantised weights is rounded to 8 bits, with a scale for every 32 (exact: to 16)
+    dots: str = "exact"
+
+    @cached_property
+    def numerics(self) -> tuple[str, ...]:
+        """The settings that results depend on, in the order of `CHOICES`."""
+        return tuple(getattr(self, name) for name in CHOICES)
 
 
 def cpu_flags() -> set[str]:

@@ -107,7 +107,7 @@ class Jitted(Signatures, Generic[P, R]):
         if leaves is None:
             leaves, structure = flatten(args)
             self._recent = structure
-        key: list[Any] = [structure.alike, mode.grad_enabled, config().determinism]
+        key: list[Any] = [structure.alike, mode.grad_enabled, config().numerics]
         for leaf in leaves:
             kind = leaf.__class__
             if kind is Tensor:

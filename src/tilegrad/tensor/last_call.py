@@ -18,7 +18,7 @@ from ..runtime.buffer import Buffer
 from .lowered import Lowered, known
 from .tensor import Tensor, mode
 
-LastCall = tuple[list[tuple[Any, bool]], bool, str, Lowered, str]
+LastCall = tuple[list[tuple[Any, bool]], bool, str, Lowered, tuple[str, ...]]
 
 
 def remembered(args: Sequence[Any], lowered: Lowered) -> LastCall | None:
@@ -30,13 +30,13 @@ def remembered(args: Sequence[Any], lowered: Lowered) -> LastCall | None:
         if buffer is None or buffer.device != lowered.device:
             return None
     types = [(leaf._node.type, leaf._requires_grad) for leaf in args]
-    return types, mode.grad_enabled, lowered.device, lowered, lowered.determinism
+    return types, mode.grad_enabled, lowered.device, lowered, lowered.numerics
 
 
 def buffers_of(args: Sequence[Any], before: LastCall) -> list[Buffer] | None:
     """The Buffers of a call like the one before; None if it is not."""
-    types, recorded, device, _, determinism = before
-    if mode.grad_enabled is not recorded or config().determinism != determinism:
+    types, recorded, device, _, numerics = before
+    if mode.grad_enabled is not recorded or config().numerics != numerics:
         return None
     found: list[Buffer] = []
     for leaf, (type_, tracked) in zip(args, types):

@@ -19,7 +19,7 @@ from weakref import ref
 import numpy as np
 
 from ..compiler.loader import Wanted, executable_for
-from ..core.config import config, override
+from ..core.config import CHOICES, config, override
 from ..core.errors import AxisError, DTypeError, ShapeError, StateError, TraceError, user_location
 from ..graph import build, ops
 from ..ir.node import Node, next_serial
@@ -85,7 +85,7 @@ class Lowered:
     homes: tuple[str, ...] = ()  # devices of the inputs, where they are on several
     breaks: Mapping[str, Sequence[int]] = field(default_factory=dict)  # where kernels would differ
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # that it was traced for
-    determinism: str = field(default_factory=lambda: config().determinism)  # it is compiled for
+    numerics: tuple[str, ...] = field(default_factory=lambda: config().numerics)  # it is made for
     executable: Any = None
     other: Lowered | None = None
     used: bool = False  # since it was last looked at for being kept
@@ -164,7 +164,7 @@ class Lowered:
         with self._lock:
             if self.executable is None:
                 given = (self.inputs, self.outputs, self.donate)
-                with override(determinism=self.determinism):
+                with override(**dict(zip(CHOICES, self.numerics))):
                     self.executable = executable_for(
                         *given, self.device, self.requirements, self.homes
                     )

@@ -36,7 +36,7 @@ class Signatures(Symbolic):
         axes = self._axes_of(structure)
         states: dict[int, dict[str, Tensor]] = {}
         symbols: dict[str, int] | None = {} if axes else None
-        key: list[Any] = [structure.alike, mode.grad_enabled, config().determinism]
+        key: list[Any] = [structure.alike, mode.grad_enabled, config().numerics]
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 type_: Any = leaf._node.type

@@ -12,14 +12,14 @@ from ...core.dtype import DType
 from ...core.format import Format
 from ...core.target import Target
 from ...ir.symbol import Size, combine, high, low, maximum, minimum
-from ...tile.build import Body
 from ...tile.callee import KernelCallee
-from .cpu_decode import Decode
+from .cpu_decode import Decode, Many
 from .cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
 from .cpu_prefill import prefill
 from .cpu_take import take
 from .shape import NOTHING, Around, QuantisedShape
 
+PANEL_TOKENS = 7  # for which codes are unpacked once
 FEW_TOKENS = 24  # tokens; from about here on unpacking for a matrix unit costs less
 
 
@@ -45,33 +45,35 @@ def callee(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> K
     if around != NOTHING:
         body = Decode(shape, target, name="quantised_around", around=around).build()
         return KernelCallee.named("quantised_around", [body], around.names(shape))
-    most, every = few(target), takes_any_number(target)
-    bodies = of_any_number(shape, target) if every else []
-    if not every and low(shape.tokens) <= most:
+    if invariant() and few(target) == 1:
+        return KernelCallee.named(
+            "quantised_matmul", prefill(shape, target, vectors=True), ("out0",)
+        )
+    alone = bytes_alone(target)
+    most, bodies = (PANEL_TOKENS - 1 if alone else few(target)), []
+    if low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
         bodies.append(Decode(shape, target, most).build(own))
-    if not every and high(shape.tokens) > most:
+    if high(shape.tokens) > most:
         own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
-        bodies += prefill(shape, target, own)
+        bodies += [Many(shape, target).build(own)] if alone else prefill(shape, target, own)
     return KernelCallee.named("quantised_matmul", bodies, ("out0", "split"))
 
 
 def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
     """The product of groups: x, offsets and the parts to (tokens, rows of a group)."""
-    return KernelCallee.named("grouped_quantised", of_any_number(shape, target), ("out0",))
+    if few(target) == 1:
+        bodies = prefill(shape, target, vectors=True)
+    elif high(shape.tokens) < PANEL_TOKENS * shape.groups:
+        bodies = [Decode(shape, target, few(target)).build()]
+    else:
+        bodies = [Many(shape, target).build()]
+    return KernelCallee.named("grouped_quantised", bodies, ("out0",))
 
 
-def of_any_number(shape: QuantisedShape, target: Target) -> list[Body]:
-    """The kernel that takes any number of tokens."""
-    most = few(target)
-    if most > 1:
-        return [Decode(shape, target, most, whole=True).build()]
-    return prefill(shape, target, vectors=True)
-
-
-def takes_any_number(target: Target) -> bool:
-    """Whether one kernel has any number of tokens: at `invariant`, and where panels of floats are
-    no faster than products of bytes."""
+def bytes_alone(target: Target) -> bool:
+    """Whether any number of tokens is multiplied as bytes, to the same bits: at `invariant`, and
+    where there is no faster unit."""
     return invariant() or target.has("dotprod")
 
 

@@ -1,7 +1,8 @@
-"""Products of few tokens with quantised weights on CPUs: integer dot products of bytes.
+"""Products of tokens with quantised weights on CPUs: integer dot products of bytes.
 
 A program has some blocks of 16 rows. It first writes the tokens as whole numbers of 16 bits, with
-a scale for every step of 32 columns, in two bytes: 256 * high + low, both signed. Then codes are
+a scale for every step of 32 columns, in two bytes: 256 * high + low, both signed. With the setting
+`dots="int8"` a byte is all. Then codes are
 read once from memory and multiplied by both with `byte_dot` (`signed_byte_dot` where that is all
 a Target has), sums of a group are whole numbers of
 32 bits, and only then come scale and minimum, in float32. What a code stands above its value
@@ -25,6 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from ... import tile
+from ...core.config import config
 from ...core.dtype import float32, int32
 from ...core.errors import InternalError
 from ...core.target import Target
@@ -35,14 +37,16 @@ from .cpu_parts import QUADS, ROWS, STEP, layout_of, parts
 from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import doubled, gate, masked, shifted
 
-LIMIT = 32639  # 127 * 256 + 127: the largest that two signed bytes hold
+LIMITS = (127, 32639)  # the largest that one signed byte holds, and two: 127 * 256 + 127
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count whole numbers
+EACH_BYTE = 0x01010101
 ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 TINY, LARGE = 2.0**-60, 2.0**60
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
 AHEAD, NEAR = 4096, 512  # bytes of codes that are asked for before they are read; on Arm
 MOST_TOKENS = 1 << 30  # as many as there are
+MANY_TOKENS = 48  # that are taken for a block of rows at a time, where there are many
 PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
 
@@ -54,15 +58,6 @@ def programs(shape: QuantisedShape, target: Target) -> int:
     return min(blocks, workers * max(1, each))
 
 
-def together(tokens: Any, target: Target) -> int:
-    """Tokens whose sums are kept in registers at a time, nearly equal parts of all."""
-    many = target.vector_registers >= 32
-    most = 8 if many and target.lanes(float32) == ROWS else 4 if target.multiplies_by_lane else 2
-    if not isinstance(tokens, int):
-        return min(most, 4)  # one by one what is left of these
-    return ceil_divide(tokens, max(1, ceil_divide(tokens, most)))
-
-
 def multiply_add(target: Target, x: Any, y: Any, z: Any) -> Any:
     """x * y + z, in one step where the Target has an instruction for it."""
     if any(target.has(f) for f in ("fma", "avx512f", "neon")):
@@ -71,11 +66,17 @@ def multiply_add(target: Target, x: Any, y: Any, z: Any) -> Any:
 
 
 class Weights:
-    """Reads the parts of a block of rows: of some of its 16 rows at a time, from `first` on."""
+    """Reads the parts of a block of rows: of some of its 16 rows at a time, from `first` on.
 
-    def __init__(self, shape: QuantisedShape, memory: dict[str, Any]) -> None:
+    Codes have no sign, or, where bytes are multiplied with theirs (`signed`), at most seven bits
+    or one."""
+
+    def __init__(self, shape: QuantisedShape, memory: dict[str, Any], signed: bool = False) -> None:
         self.shape, self.memory = shape, memory
         self.layout = layout_of(shape.format)
+        self.turned = signed and max(self.layout.planes) == 8
+        if self.turned:  # codes with sign are what they stand for
+            self.layout = replace(self.layout, centre=self.layout.centre - 128)
         self.first, self.rows = 0, ROWS
 
     def line(self, name: str, *index: Any) -> Any:
@@ -88,7 +89,7 @@ class Weights:
             tile.prefetch(self.memory["codes"], (block, step + ahead, v, 0))
 
     def quads(self, block: Any, step: Any) -> list[Any]:
-        """The codes of a step, without sign: eight tiles of a word for each row."""
+        """The codes of a step: eight tiles of a word for each row."""
         found, first, low = [], 0, 0
         for bits in self.layout.planes:
             lines = [self.line("codes", block, step, first + v) for v in range(bits)]
@@ -99,6 +100,8 @@ class Weights:
         total = found[0]
         for other in found[1:]:
             total = [x | y for x, y in zip(total, other)]
+        if self.turned:
+            return [x ^ ALL_SIGNS for x in total]
         return [doubled(x) for x in total] if self.layout.doubled else total
 
     def groups(self, block: Any, step: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -121,6 +124,50 @@ class Weights:
         small = self.line("scales" if name == "scale" else "minima", block, group)
         found = found * small.to(int32).to(float32)
         return found if name == "scale" else -found
+
+
+class Panel(Weights):
+    """A block of rows, unpacked once: a byte for each code, scales and minima in float32.
+
+    Where bytes have a sign, codes are their values."""
+
+    def __init__(self, weights: Weights, signed: bool) -> None:
+        super().__init__(weights.shape, {}, signed)
+        self.stored, self.signed = weights, signed
+        if signed:
+            self.layout = replace(self.layout, centre=0)
+
+    def allocate(self) -> None:
+        """Scratch for it."""
+        columns, layout = self.shape.columns, self.layout
+        self.memory["codes"] = tile.scratch((columns // 4, ROWS), int32)
+        for name in ("scale", "minimum") if layout.minimum else ("scale",):
+            self.memory[name] = tile.scratch((columns // layout.group, ROWS))
+
+    @tile.function
+    def unpack(self, block: Any) -> None:
+        """Write it."""
+        centre = self.stored.layout.centre if self.signed else 0
+        for step in tile.range(self.shape.columns // STEP):
+            for j, quad in enumerate(self.stored.quads(block, step)):
+                if centre:
+                    quad = (quad | ALL_SIGNS) - centre * EACH_BYTE ^ ALL_SIGNS
+                tile.store(self.memory["codes"], (step * QUADS + j, 0), quad)
+            for group, *values in self.stored.groups(block, step):
+                for name, value in zip(("scale", "minimum"), values):
+                    if value is not None:
+                        tile.store(self.memory[name], (group, 0), value)
+
+    def near(self, block: Any, step: Any, ahead: int) -> None:
+        """All of it is."""
+
+    def quads(self, block: Any, step: Any) -> list[Any]:
+        """The codes of a step."""
+        return [self.line("codes", step * QUADS + j) for j in range(QUADS)]
+
+    def scale(self, block: Any, step: Any, group: Any, name: str = "scale") -> Any:
+        """Scale (or minimum) of a group of rows."""
+        return self.line(name, group)
 
 
 def moved(words: Any, bits: int, right: int, left: int) -> Any:
@@ -147,12 +194,17 @@ class Writer:
     programs: Size
 
     def __init__(
-        self, shape: QuantisedShape, target: Target, given: Sequence[tuple[str, Memory]], name: str
+        self,
+        shape: QuantisedShape,
+        target: Target,
+        given: Sequence[tuple[str, Memory]],
+        name: str,
+        signed: bool = False,
     ) -> None:
         self.shape, self.target = shape, target
         self.b = BodyBuilder(name, given)
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
-        self.weights = Weights(shape, self.memory)
+        self.weights = Weights(shape, self.memory, signed)
         self.layout = self.weights.layout
 
     def build(self, share: Size = 1) -> Body:
@@ -167,7 +219,7 @@ class Writer:
 
 
 class Decode(Writer):
-    """The kernel for at most so many tokens, or for so many at a time (`whole`)."""
+    """The kernel for any number of tokens, so many at a time."""
 
     def __init__(
         self,
@@ -176,19 +228,19 @@ class Decode(Writer):
         most: int = MOST_TOKENS,
         name: str = "quantised_decode",
         around: Around = NOTHING,
-        whole: bool = False,
     ) -> None:
-        super().__init__(shape, target, grouped(shape, around), name)
-        self.most, self.around = max(1, min(most, high(shape.tokens))), around
-        self.whole = whole  # whether there may be more tokens than `most`
-        self.first: Size = 0  # of the tokens at work
-        self.base: Size = 0  # the first block of a group's rows
         # whether the instruction for products of four bytes takes signed ones alone
         self.signed = target.has("dotprod") and not target.has("i8mm")
+        super().__init__(shape, target, grouped(shape, around), name, self.signed)
+        self.most, self.around = max(1, min(most, high(shape.tokens))), around
+        self.first: Size = 0  # of the tokens at work
+        self.base: Size = 0  # the first block of a group's rows
+        self.depth = 1 if config().dots == "int8" else 2  # bytes of a token's element
         # rows of a block whose products are made at a time: what registers hold beside their codes
         self.rows_at_once = 8 if target.multiplies_by_lane else ROWS
-        if self.signed and max(self.layout.planes) == 8:  # codes with sign are what they stand for
-            self.layout = replace(self.layout, centre=self.layout.centre - 128)
+        wide = target.vector_registers >= 32 and target.lanes(float32) == ROWS
+        self.in_registers = 8 if wide else 4 if target.multiplies_by_lane else 2  # tokens' sums
+        self.turns = [range(0, ROWS, self.rows_at_once)]  # rows whose codes are read together
         self.sides = 2 if around.gated else 1  # blocks of rows that results are made of
         self.blocks = round_up(shape.outputs, ROWS) // ROWS // self.sides
         self.programs = self.count = min(programs(shape, target), self.blocks)
@@ -205,7 +257,7 @@ class Decode(Writer):
                 start, stop = ends_of(self.shape, self.memory, number)
                 for some in tile.range(start, stop, self.most, bounds=(0, high(tokens) - 1)):
                     self.some(some, ends, stop)
-        elif self.whole and high(tokens) > self.most:
+        elif high(tokens) > self.most:
             for some in tile.range(0, tokens, self.most, bounds=(0, high(tokens) - 1)):
                 self.some(some, ends, tokens)
         else:
@@ -223,8 +275,7 @@ class Decode(Writer):
     def allocate_scratch(self) -> None:
         """Tokens as bytes, scales of their steps, sums of their groups."""
         columns, n = self.shape.columns, self.most
-        self.high_bytes = tile.scratch((n, columns // 4), int32)
-        self.low_bytes = tile.scratch((n, columns // 4), int32)
+        self.bytes = tile.scratch((self.depth, n, columns // 4), int32)
         self.scales = tile.scratch((n, columns // STEP))
         groups = columns // self.layout.group
         if self.layout.centre:
@@ -261,15 +312,16 @@ class Decode(Writer):
         small = most < TINY
         factor, back = (tile.where(small, f, 1.0) for f in (LARGE, TINY))
         near = most * factor
-        inverse = LIMIT / tile.where(near == 0.0, 1.0, near)
+        limit = LIMITS[self.depth - 1]
+        inverse = limit / tile.where(near == 0.0, 1.0, near)
         whole = tile.bitcast(x * factor * inverse + MAGIC, int32) - MAGIC_BITS
-        scale = near * (1 / LIMIT) * back
+        scale = near * (1 / limit) * back
         tile.store(self.scales, (token, step), scale)
         self.take_sums(token, step, whole, scale)
         upper = whole + 128 >> 8
-        lower = whole - (upper << 8)
-        for place, value in ((self.high_bytes, upper), (self.low_bytes, lower)):
-            tile.store(place, (token, step * QUADS), joined(value))
+        split = [upper, whole - (upper << 8)] if self.depth == 2 else [whole]
+        for part, value in enumerate(split):
+            tile.store(self.bytes, (part, token, step * QUADS), joined(value))
 
     def take_sums(self, token: Any, step: Any, whole: Any, scale: Any) -> None:
         """Sums of the groups of a step, of the whole numbers: what a token was rounded by then
@@ -290,7 +342,7 @@ class Decode(Writer):
     def rows(self, block: Any) -> None:
         """The products of a block of 16 rows with all tokens, some at a time."""
         count = self.tokens
-        several = together(count, self.target)
+        several = self.together(count)
         whole = count // several * several
         parts_ = [(several, 0, whole)]
         if not isinstance(count, int):
@@ -301,6 +353,12 @@ class Decode(Writer):
             bounds = (0, max(0, self.most - each))
             for tokens in tile.range(first, stop, each, bounds=bounds):
                 self.results(block, tokens, each)
+
+    def together(self, tokens: Any) -> int:
+        """Tokens whose sums are kept in registers at a time, nearly equal parts of all."""
+        if not isinstance(tokens, int):
+            return min(self.in_registers, 4)  # one by one what is left of these
+        return ceil_divide(tokens, max(1, ceil_divide(tokens, self.in_registers)))
 
     def results(self, block: Any, first: Any, count: int) -> None:
         """The results of a block for some tokens."""
@@ -339,19 +397,23 @@ class Decode(Writer):
     @tile.function
     def product(self, block: Any, tokens: Sequence[Any]) -> list[Any]:
         """The products of a block with some tokens: of some rows with all, then of others."""
-        pieces = ROWS // self.rows_at_once
-        sums = [tile.zeros((self.rows_at_once,)) for _ in range(pieces * len(tokens))]
+        found: list[Any] = []
         unroll = 1 if self.target.multiplies_by_lane else 2
-        for step in tile.range(self.shape.columns // STEP, unroll=unroll):
-            sums = self.step(block, step, tokens, sums)
-        return sums
+        for pieces in self.turns:
+            sums = [tile.zeros((self.rows_at_once,)) for _ in pieces for _ in tokens]
+            for step in tile.range(self.shape.columns // STEP, unroll=unroll):
+                sums = self.step(block, step, tokens, pieces, sums)
+            found += sums
+        return found
 
-    def step(self, block: Any, step: Any, tokens: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
+    def step(
+        self, block: Any, step: Any, tokens: Sequence[Any], pieces: range, sums: Sequence[Any]
+    ) -> list[Any]:
         """Sums after one more step."""
         ahead = NEAR if self.target.multiplies_by_lane else AHEAD
         self.weights.near(block, step, ceil_divide(ahead, 64 * self.layout.vectors))
         found: list[Any] = []
-        for first in range(0, ROWS, self.rows_at_once):
+        for first in pieces:
             self.weights.first, self.weights.rows = first, self.rows_at_once
             own = sums[len(found) : len(found) + len(tokens)]
             found += self.some_rows(block, step, tokens, own)
@@ -362,13 +424,12 @@ class Decode(Writer):
     ) -> list[Any]:
         """Those of some rows."""
         made, quads = list(sums), self.weights.quads(block, step)
-        if self.signed and max(self.layout.planes) == 8:
-            quads = [quad ^ ALL_SIGNS for quad in quads]
         each = QUADS * self.layout.group // STEP
         for g, (group, scale, least) in enumerate(self.weights.groups(block, step)):
             own = quads[g * each : (g + 1) * each]
-            for n, token in enumerate(tokens):
-                total = self.dot(token, step * QUADS + g * each, own, group)
+            at = step * QUADS + g * each
+            totals = [x for some in self.lots(tokens) for x in self.dots(some, at, own, group)]
+            for n, (token, total) in enumerate(zip(tokens, totals)):
                 by = total.to(float32) * tile.load(self.scales, (token, step))
                 made[n] = multiply_add(self.target, by, scale, made[n])
                 if least is not None:
@@ -376,28 +437,64 @@ class Decode(Writer):
                     made[n] = multiply_add(self.target, least, own_sum, made[n])
         return made
 
-    def dot(self, token: Any, first: Any, quads: Sequence[Any], group: Any) -> Any:
-        """Whole numbers: codes of a group times a token, whose words begin somewhere."""
-        upper = lower = tile.zeros((self.rows_at_once,), int32)
-        dot = tile.signed_byte_dot if self.signed else tile.byte_dot
-        if self.layout.centre:
-            above = tile.load(self.above, (token, group))
-            lower = tile.broadcast(above, (self.rows_at_once,))
-        high_word, low_word = (
-            self.words(place, token, first, len(quads))
-            for place in (self.high_bytes, self.low_bytes)
-        )
-        for i, quad in enumerate(quads):
-            upper = dot(quad, high_word(i), upper)
-            lower = dot(quad, low_word(i), lower)
-        return (upper << 8) + lower
+    def lots(self, tokens: Sequence[Any]) -> list[Sequence[Any]]:
+        """Tokens whose products are made together: one after the other."""
+        return [[token] for token in tokens]
 
-    def words(self, place: Any, token: Any, first: Any, count: int) -> Callable[[int], Any]:
+    def dots(
+        self, tokens: Sequence[Any], first: Any, quads: Sequence[Any], group: Any
+    ) -> list[Any]:
+        """Whole numbers: codes of a group times tokens, whose words begin somewhere."""
+        dot = tile.signed_byte_dot if self.signed else tile.byte_dot
+        parts_ = []
+        for part in range(self.depth):
+            words = [self.words(part, token, first, len(quads)) for token in tokens]
+            parts_.append((words, [tile.zeros((self.rows_at_once,), int32) for _ in tokens]))
+        for i, quad in enumerate(quads):
+            for words, sums in parts_:
+                sums[:] = [dot(quad, word(i), before) for word, before in zip(words, sums)]
+        totals = parts_[-1][1]
+        if self.depth == 2:
+            totals = [(x << 8) + y for x, y in zip(parts_[0][1], totals)]
+        if self.layout.centre:
+            above = [tile.load(self.above, (token, group)) for token in tokens]
+            totals = [x + y for x, y in zip(totals, above)]
+        return totals
+
+    def words(self, part: int, token: Any, first: Any, count: int) -> Callable[[int], Any]:
         """What reads a token's words: lanes of vectors where the Target multiplies by them."""
         if not self.target.multiplies_by_lane:
-            return lambda i: tile.load(place, (token, first + i))
-        found = [tile.load(place, (token, first + i), 4) for i in range(0, count, 4)]
+            return lambda i: tile.load(self.bytes, (part, token, first + i))
+        found = [tile.load(self.bytes, (part, token, first + i), 4) for i in range(0, count, 4)]
         return lambda i: found[i // 4][i % 4]
+
+
+class Many(Decode):
+    """The kernel for many tokens: a block of rows is unpacked once for all that are taken.
+
+    Invariant: sums are those of `Decode`, to the bit."""
+
+    def __init__(self, shape: QuantisedShape, target: Target) -> None:
+        super().__init__(shape, target, MANY_TOKENS, "quantised_many")
+        self.in_registers -= self.in_registers == 4  # beside codes that are read at a time
+        self.weights = self.panel = Panel(self.weights, self.signed)
+        self.layout = self.panel.layout
+        self.turns = [range(first, first + 1) for first in self.turns[0]]
+
+    def allocate_scratch(self) -> None:
+        """The panel too."""
+        super().allocate_scratch()
+        self.panel.allocate()
+
+    @tile.function
+    def rows(self, block: Any) -> None:
+        """Unpack a block, then multiply all tokens by it."""
+        self.panel.unpack(self.base + block)
+        super().rows(block)
+
+    def lots(self, tokens: Sequence[Any]) -> list[Sequence[Any]]:
+        """All of them: each reads all codes."""
+        return [tokens]
 
 
 def joined(x: Any) -> Any:
