@@ -20,7 +20,7 @@ from tilegrad.graph import build, ops
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Tuple
 from tilegrad.kernels.quantised import cpu as kernels
-from tilegrad.kernels.quantised.cpu_decode import Decode, Many, programs
+from tilegrad.kernels.quantised.cpu_decode import Decode, Many, many, programs
 from tilegrad.kernels.quantised.cpu_prefill import panel_blocks
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
@@ -374,8 +374,8 @@ def test_lesser_machines(target: Target, form: Format, tokens: int) -> None:
 def by_bytes(kernel: Any, form: Format, x: np.ndarray, raw: np.ndarray) -> Any:
     """Products of bytes with all tokens on this machine: 24 at a time, or of unpacked codes."""
     shape = QuantisedShape(form, len(raw), x.shape[1], len(x))
-    writer = Many(shape, host()) if kernel is Many else Decode(shape, host(), 24)
-    callee = KernelCallee.named("quantised_matmul", [writer.build()], ("out0",))
+    bodies = many(shape, host()) if kernel is many else [Decode(shape, host(), 24).build()]
+    callee = KernelCallee.named("quantised_matmul", bodies, ("out0", "split"))
     return compiled(callee, [x, *packed(shape, raw)], (len(x), len(raw)), float32)
 
 
@@ -386,11 +386,11 @@ def test_any_number_of_tokens_by_products_of_bytes(form: Format, dots: str, limi
     """Each is within its bound; its bits depend neither on how many there are nor on the kernel."""
     x, raw = tokens_of(53, 256), random_rows(form, 37, 256)
     with override(dots=dots):
-        whole = by_bytes(Many, form, x, raw)
+        whole = by_bytes(many, form, x, raw)
         w = form.to_float32(raw).astype(np.float64)
         wide = x.astype(np.float64)
         assert (np.abs(whole - wide @ w.T) / decode_bound(wide, w, limit)).max() < 1.0
-        for kernel, count in ((Decode, 1), (Decode, 7), (Decode, 53), (Many, 1), (Many, 50)):
+        for kernel, count in ((Decode, 1), (Decode, 7), (Decode, 53), (many, 1), (many, 50)):
             found = by_bytes(kernel, form, x[:count], raw)
             np.testing.assert_array_equal(found, whole[:count])
 
@@ -437,4 +437,5 @@ def test_any_number_of_tokens_to_the_same_bits(target: Target) -> None:
             assert "invariant" in kernels.why_not_around(shape, target, Around(bias=True))
             found |= {body.name for body, _ in kernels.callee(shape, target).launches}
     few = kernels.few(target) > 1
-    assert found == ({"quantised_decode", "quantised_many"} if few else {"quantised_prefill"})
+    packed_codes = {"quantised_decode", "quantised_split", "quantised_many"}
+    assert found == (packed_codes if few else {"quantised_prefill"})

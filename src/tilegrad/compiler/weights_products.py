@@ -305,8 +305,7 @@ class Weights:
         rows = build.reshape(x, (shape.tokens, shape.columns))
         callee = _callee("callee", shape, self.target)
         callee.verdict = verdict
-        made = ops.call(rows, *parts, callee=callee)
-        return build.items(made)[0] if isinstance(made.type, Tuple) else made  # others: scratch
+        return _result(ops.call(rows, *parts, callee=callee))
 
     def _take(self, node: Node) -> Node | None:
         """Rows by number; None where no kernel takes them."""
@@ -349,7 +348,7 @@ class Weights:
         self._count("quantised_groups")
         where = blocks[0] if self.target.has_threads else offsets
         parts = self._parts([raw], form, shape.columns)
-        return ops.call(self.done[x], self.done[where], *parts, callee=callee)
+        return _result(ops.call(self.done[x], self.done[where], *parts, callee=callee))
 
     def _why_no_codes(self, dot: Node) -> str:
         """Why a product with stored weights is none of codes; '' where it is."""
@@ -405,6 +404,11 @@ def _problem(form: Format, rows: Any, x: Node, tokens: Size | None = None) -> Qu
     """The product of x (..., columns) with so many rows."""
     count = _count(x.shape[:-1]) if tokens is None else tokens
     return QuantisedShape(form, rows, x.shape[-1], count, x.dtype)
+
+
+def _result(made: Node) -> Node:
+    """The result of a call; others are scratch."""
+    return build.items(made)[0] if isinstance(made.type, Tuple) else made
 
 
 def _count(sizes: Sequence[Size]) -> Size:

@@ -29,7 +29,7 @@ LANGUAGE = {
     "hole", "less", "less_equal", "byte_dot", "signed_byte_dot", "byte_permute",
     "quick_divide", "quick_exp", "quick_exp2", "quick_reciprocal", "prefetch", "scratch",
     "matrix_load", "matrix_dot", "matrix_store", "matrix_zero", "most", "stack", "INF",
-    "unsigned_divide", "unsigned_remainder", "repeat_bits", "pair_multiply_add", *RENAMED,
+    "unsigned_divide", "unsigned_remainder", "repeat_bits", "words", "pair_multiply_add", *RENAMED,
 }  # fmt: skip
 ROLES = {
     "role", "barrier", "pipeline", "register", "read", "write", "copy_async", "copy_store",

@@ -96,6 +96,7 @@ from .language import trunc
 from .language import unsigned_divide
 from .language import unsigned_remainder
 from .language import where
+from .language import words
 from .language import zeros
 from .roles import Pipeline
 from .roles import barrier
@@ -263,6 +264,7 @@ __all__ = [
     "wait_copies",
     "wait_threads",
     "where",
+    "words",
     "write",
     "zeros",
 ]

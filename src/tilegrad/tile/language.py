@@ -401,6 +401,11 @@ def bitcast(x: Any, dtype: Any) -> TileValue:
     return TileValue(tracer().builder.bitcast(value.node, dtype_of(dtype)), value.edges)
 
 
+def words(x: Any) -> TileValue:
+    """Four neighbouring bytes of the last axis as an int32, the first the lowest."""
+    return TileValue(_do(ops.words, tile_of(x).node))
+
+
 def repeat_bits(x: Any) -> TileValue:
     """The 16 bits of each element in both halves of an int32."""
     value = tile_of(x)

@@ -95,6 +95,15 @@ def _reshape(into: Pieces, node: Node) -> None:
         into.set(node, into.keep(inner, node.shape))
 
 
+def _words(into: Pieces, node: Node) -> None:
+    inner = into.source(node.inputs[0])
+
+    def piece(index: Indices, lanes: int) -> Node:
+        return into.b.do(ops.words, inner.piece((*index[:-1], index[-1] * 4), lanes * 4))
+
+    into.give(node, into.keep(Source(node.shape, node.dtype, piece)))
+
+
 def _transpose(into: Pieces, node: Node) -> None:
     inner, order = into.source(node.inputs[0]), node.attrs["order"]
     if order == (1, 0):

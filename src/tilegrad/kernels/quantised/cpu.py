@@ -8,18 +8,19 @@ Invariant: what a Target can run is decided by its facts alone.
 from __future__ import annotations
 
 from ...core.config import invariant
-from ...core.dtype import DType
+from ...core.dtype import DType, float32
 from ...core.format import Format
 from ...core.target import Target
 from ...ir.symbol import Size, combine, high, low, maximum, minimum
 from ...tile.callee import KernelCallee
-from .cpu_decode import Decode, Many
+from .cpu_decode import Decode
+from .cpu_decode import many as many_bodies
 from .cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
-from .cpu_prefill import prefill
+from .cpu_prefill import prefill, unit_of
 from .cpu_take import take
 from .shape import NOTHING, Around, QuantisedShape
 
-PANEL_TOKENS = 7  # for which codes are unpacked once
+LANE_TOKENS = 6  # for more than which codes are unpacked once, where tokens are lanes
 FEW_TOKENS = 24  # tokens; from about here on unpacking for a matrix unit costs less
 
 
@@ -49,14 +50,14 @@ def callee(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> K
         return KernelCallee.named(
             "quantised_matmul", prefill(shape, target, vectors=True), ("out0",)
         )
-    alone = bytes_alone(target)
-    most, bodies = (PANEL_TOKENS - 1 if alone else few(target)), []
+    alone, bodies = bytes_alone(target), []
+    most = LANE_TOKENS if target.multiplies_by_lane else few(target)
     if low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
         bodies.append(Decode(shape, target, most).build(own))
     if high(shape.tokens) > most:
         own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
-        bodies += [Many(shape, target).build(own)] if alone else prefill(shape, target, own)
+        bodies += (many_bodies if alone else prefill)(shape, target, own)
     return KernelCallee.named("quantised_matmul", bodies, ("out0", "split"))
 
 
@@ -64,23 +65,24 @@ def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelC
     """The product of groups: x, offsets and the parts to (tokens, rows of a group)."""
     if few(target) == 1:
         bodies = prefill(shape, target, vectors=True)
-    elif high(shape.tokens) < PANEL_TOKENS * shape.groups:
+    elif high(shape.tokens) <= LANE_TOKENS * shape.groups:
         bodies = [Decode(shape, target, few(target)).build()]
     else:
-        bodies = [Many(shape, target).build()]
-    return KernelCallee.named("grouped_quantised", bodies, ("out0",))
+        bodies = many_bodies(shape, target)
+    return KernelCallee.named("grouped_quantised", bodies, ("out0", "split"))
 
 
 def bytes_alone(target: Target) -> bool:
     """Whether any number of tokens is multiplied as bytes, to the same bits: at `invariant`, and
-    where there is no faster unit."""
-    return invariant() or target.has("dotprod")
+    where a vector holds a block of rows or lanes are factors, and there is no faster unit."""
+    wide = target.multiplies_by_lane or target.lanes(float32) == ROWS
+    return invariant() or (target.multiplies_bytes and wide and not unit_of(target))
 
 
 def few(target: Target) -> int:
     """Tokens up to which weights are multiplied as they are: with instructions for products of
     four bytes, of pairs, or without."""
-    if any(target.has(f) for f in ("avx512vnni", "avxvnni", "dotprod", "i8mm")):
+    if target.multiplies_bytes or target.has("i8mm"):
         return FEW_TOKENS
     return FEW_TOKENS // 4 if target.has("avx2") or target.has("avx512bw") else 1
 

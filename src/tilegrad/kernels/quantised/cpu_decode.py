@@ -26,7 +26,6 @@ from dataclasses import replace
 from typing import Any
 
 from ... import tile
-from ...core.config import config
 from ...core.dtype import float32, int32
 from ...core.errors import InternalError
 from ...core.target import Target
@@ -34,18 +33,16 @@ from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .cpu_parts import QUADS, ROWS, STEP, layout_of, parts
+from .cpu_tokens import Line
 from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import doubled, gate, masked, shifted
 
-LIMITS = (127, 32639)  # the largest that one signed byte holds, and two: 127 * 256 + 127
-MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count whole numbers
 EACH_BYTE = 0x01010101
 ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
-MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
-TINY, LARGE = 2.0**-60, 2.0**60
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
 AHEAD, NEAR = 4096, 512  # bytes of codes that are asked for before they are read; on Arm
 MOST_TOKENS = 1 << 30  # as many as there are
+TAKEN_TOKENS = 8  # whose lines a program makes, where there are many
 MANY_TOKENS = 48  # that are taken for a block of rows at a time, where there are many
 PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
@@ -228,14 +225,18 @@ class Decode(Writer):
         most: int = MOST_TOKENS,
         name: str = "quantised_decode",
         around: Around = NOTHING,
+        split: bool = False,
     ) -> None:
+        self.line = Line(shape.columns, layout_of(shape.format))
+        given = grouped(shape, around)
+        if split:
+            given[0] = ("split", self.line.memory(shape.tokens, "value"))
         # whether the instruction for products of four bytes takes signed ones alone
         self.signed = target.has("dotprod") and not target.has("i8mm")
-        super().__init__(shape, target, grouped(shape, around), name, self.signed)
+        super().__init__(shape, target, given, name, self.signed)
         self.most, self.around = max(1, min(most, high(shape.tokens))), around
         self.first: Size = 0  # of the tokens at work
         self.base: Size = 0  # the first block of a group's rows
-        self.depth = 1 if config().dots == "int8" else 2  # bytes of a token's element
         # rows of a block whose products are made at a time: what registers hold beside their codes
         self.rows_at_once = 8 if target.multiplies_by_lane else ROWS
         wide = target.vector_registers >= 32 and target.lanes(float32) == ROWS
@@ -267,25 +268,23 @@ class Decode(Writer):
     def some(self, first: Any, ends: Sequence[Any], stop: Any) -> None:
         """Some tokens as whole numbers, then their products."""
         self.first, self.tokens = first, tile.minimum(stop - first, self.most)
-        for token in tile.range(self.tokens, bounds=(0, self.most - 1)):
-            self.take(token)
+        self.take_all()
         for block in tile.range(*ends, bounds=(0, self.blocks - 1)):
             self.rows(block)
 
     def allocate_scratch(self) -> None:
-        """Tokens as bytes, scales of their steps, sums of their groups."""
-        columns, n = self.shape.columns, self.most
-        self.bytes = tile.scratch((self.depth, n, columns // 4), int32)
-        self.scales = tile.scratch((n, columns // STEP))
-        groups = columns // self.layout.group
-        if self.layout.centre:
-            self.above = tile.scratch((n, groups), int32)  # to take off
-        if self.layout.minimum:
-            self.sums = tile.scratch((n, groups))
+        """Lines of tokens, and factors of their norm."""
+        self.lines = tile.scratch((self.most, self.line.width), int32)
         if self.around.norm is not None:
-            self.factors = tile.scratch((n,))
+            self.factors = tile.scratch((self.most,))
 
     # ---- tokens ---------------------------------------------------------------------------
+
+    @tile.function
+    def take_all(self) -> None:
+        """The lines of the tokens at work."""
+        for token in tile.range(self.tokens, bounds=(0, self.most - 1)):
+            self.take(token)
 
     @tile.function
     def take(self, token: Any) -> None:
@@ -295,46 +294,15 @@ class Decode(Writer):
         for step in tile.range(columns // STEP):
             x = tile.load(self.memory["x"], (own, step * STEP), STEP).to(float32)
             if norm is None:
-                self.take_step(token, step, x)
+                self.line.put(self.lines, token, step, x)
             else:
                 weight = tile.load(self.memory["norm"], step * STEP, STEP).to(float32)
                 weight = weight + self.around.offset if self.around.offset else weight
-                self.take_step(token, step, x * weight)
+                self.line.put(self.lines, token, step, x * weight)
                 squares = multiply_add(self.target, x, x, squares)
         if norm is not None:
             root = tile.sqrt(tile.sum(squares, 0) * (1 / columns) + norm)
             tile.store(self.factors, token, tile.reciprocal(root))
-
-    def take_step(self, token: Any, step: Any, x: Any) -> None:
-        """32 elements as bytes; each quad a word."""
-        bits = tile.bitcast(x, int32) & MAGNITUDE
-        most = tile.bitcast(tile.max(bits, 0), float32)  # in the order of sizes; nan is largest
-        small = most < TINY
-        factor, back = (tile.where(small, f, 1.0) for f in (LARGE, TINY))
-        near = most * factor
-        limit = LIMITS[self.depth - 1]
-        inverse = limit / tile.where(near == 0.0, 1.0, near)
-        whole = tile.bitcast(x * factor * inverse + MAGIC, int32) - MAGIC_BITS
-        scale = near * (1 / limit) * back
-        tile.store(self.scales, (token, step), scale)
-        self.take_sums(token, step, whole, scale)
-        upper = whole + 128 >> 8
-        split = [upper, whole - (upper << 8)] if self.depth == 2 else [whole]
-        for part, value in enumerate(split):
-            tile.store(self.bytes, (part, token, step * QUADS), joined(value))
-
-    def take_sums(self, token: Any, step: Any, whole: Any, scale: Any) -> None:
-        """Sums of the groups of a step, of the whole numbers: what a token was rounded by then
-        counts as much as the values of weights, and not as much as their codes."""
-        size = self.layout.group
-        if not (self.layout.centre or self.layout.minimum):
-            return
-        at = (token, step * (STEP // size))
-        total = tile.sum(tile.reshape(whole, (STEP // size, size)), 1)  # (groups,)
-        if self.layout.centre:
-            tile.store(self.above, at, total * -self.layout.centre)
-        if self.layout.minimum:
-            tile.store(self.sums, at, total.to(float32) * scale)
 
     # ---- rows -----------------------------------------------------------------------------
 
@@ -430,10 +398,11 @@ class Decode(Writer):
             at = step * QUADS + g * each
             totals = [x for some in self.lots(tokens) for x in self.dots(some, at, own, group)]
             for n, (token, total) in enumerate(zip(tokens, totals)):
-                by = total.to(float32) * tile.load(self.scales, (token, step))
+                row = self.row(token)
+                by = total.to(float32) * self.line.scale(self.lines, row, step)
                 made[n] = multiply_add(self.target, by, scale, made[n])
                 if least is not None:
-                    own_sum = tile.load(self.sums, (token, group))
+                    own_sum = self.line.sum(self.lines, row, group)
                     made[n] = multiply_add(self.target, least, own_sum, made[n])
         return made
 
@@ -447,44 +416,78 @@ class Decode(Writer):
         """Whole numbers: codes of a group times tokens, whose words begin somewhere."""
         dot = tile.signed_byte_dot if self.signed else tile.byte_dot
         parts_ = []
-        for part in range(self.depth):
+        for part in range(self.line.depth):
             words = [self.words(part, token, first, len(quads)) for token in tokens]
             parts_.append((words, [tile.zeros((self.rows_at_once,), int32) for _ in tokens]))
         for i, quad in enumerate(quads):
             for words, sums in parts_:
                 sums[:] = [dot(quad, word(i), before) for word, before in zip(words, sums)]
         totals = parts_[-1][1]
-        if self.depth == 2:
+        if self.line.depth == 2:
             totals = [(x << 8) + y for x, y in zip(parts_[0][1], totals)]
         if self.layout.centre:
-            above = [tile.load(self.above, (token, group)) for token in tokens]
+            above = [self.line.above(self.lines, self.row(token), group) for token in tokens]
             totals = [x + y for x, y in zip(totals, above)]
         return totals
 
     def words(self, part: int, token: Any, first: Any, count: int) -> Callable[[int], Any]:
         """What reads a token's words: lanes of vectors where the Target multiplies by them."""
+        row = self.row(token)
         if not self.target.multiplies_by_lane:
-            return lambda i: tile.load(self.bytes, (part, token, first + i))
-        found = [tile.load(self.bytes, (part, token, first + i), 4) for i in range(0, count, 4)]
+            return lambda i: self.line.words(self.lines, row, part, first + i)
+        found = [self.line.words(self.lines, row, part, first + i, 4) for i in range(0, count, 4)]
         return lambda i: found[i // 4][i % 4]
+
+    def row(self, token: Any) -> Any:
+        """Where the line of a token at work is."""
+        return token
+
+
+class Take(Writer):
+    """Writes the Body that makes lines of tokens, some for each program."""
+
+    def __init__(self, shape: QuantisedShape, target: Target) -> None:
+        x, *_ = parameters(shape, ())
+        line = Line(shape.columns, layout_of(shape.format))
+        given = [x, ("split", line.memory(shape.tokens, "result"))]
+        super().__init__(shape, target, given, "quantised_split")
+        self.line, self.programs = line, ceil_divide(shape.tokens, TAKEN_TOKENS)
+
+    @tile.function
+    def work(self, program: Any) -> None:
+        """Token by token, step by step."""
+        start, last = program * TAKEN_TOKENS, high(self.shape.tokens) - 1
+        stop = tile.minimum(start + TAKEN_TOKENS, self.shape.tokens)
+        for token in tile.range(start, stop, bounds=(0, last)):
+            for step in tile.range(self.shape.columns // STEP):
+                x = tile.load(self.memory["x"], (token, step * STEP), STEP).to(float32)
+                self.line.put(self.memory["split"], token, step, x)
 
 
 class Many(Decode):
-    """The kernel for many tokens: a block of rows is unpacked once for all that are taken.
+    """The kernel for many tokens, whose lines `Take` wrote: a block of rows is unpacked once for
+    all that are taken.
 
     Invariant: sums are those of `Decode`, to the bit."""
 
     def __init__(self, shape: QuantisedShape, target: Target) -> None:
-        super().__init__(shape, target, MANY_TOKENS, "quantised_many")
+        super().__init__(shape, target, MANY_TOKENS, "quantised_many", split=True)
         self.in_registers -= self.in_registers == 4  # beside codes that are read at a time
+        self.lines = self.memory["split"]
         self.weights = self.panel = Panel(self.weights, self.signed)
         self.layout = self.panel.layout
         self.turns = [range(first, first + 1) for first in self.turns[0]]
 
     def allocate_scratch(self) -> None:
-        """The panel too."""
-        super().allocate_scratch()
+        """The panel."""
         self.panel.allocate()
+
+    def take_all(self) -> None:
+        """They are there."""
+
+    def row(self, token: Any) -> Any:
+        """Where the line of a token at work is."""
+        return self.first + token
 
     @tile.function
     def rows(self, block: Any) -> None:
@@ -497,11 +500,6 @@ class Many(Decode):
         return [tokens]
 
 
-def joined(x: Any) -> Any:
-    """32 small numbers, four and four in the bytes of a word."""
-    turned = tile.reshape(x, (QUADS, 4)).T
-    total = turned[3] << 24
-    for byte in range(3):
-        one = turned[byte] & 255
-        total = total | (one << 8 * byte if byte else one)
-    return total
+def many(shape: QuantisedShape, target: Target, share: Size = 1) -> list[Body]:
+    """The kernel for many tokens: Bodies whose parameters are named x, split, the parts, out0."""
+    return [kernel(shape, target).build(share) for kernel in (Take, Many)]
