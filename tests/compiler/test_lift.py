@@ -42,6 +42,18 @@ def test_a_loop_over_numbers_compiles_twice() -> None:
     assert compiled() - before == 2  # with constants, then with the one that changes as an input
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_number_of_a_value_that_was_read_stays_there(again: bool) -> None:
+    """What an input was computed of is no part of the Graph, though it has the same number, also
+    where that is an input too."""
+    mask, leaf = tg.tensor(X > 2), tg.tensor(X, requires_grad=True)
+    for number in (1.25, 1.0, 3.0):
+        x = (leaf + 1.0).realize()
+        got = tg.where(mask, number, x) + (leaf if again else 0)
+        want = np.where(X > 2, np.float32(number), X + 1) + (X if again else 0)
+        np.testing.assert_array_equal(got.detach().numpy(), want)
+
+
 def test_only_numbers_that_change_become_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     real = lift.executable_for

@@ -61,8 +61,9 @@ def executable_on_numbers(
     if not differ <= set(positions):
         positions = sorted(differ | set(positions))
         fresh = {constants[i]: build.input_((), constants[i].dtype) for i in positions}
+        kept = {i: i for i in inputs}  # an input may have a value and be computed of these numbers
         executable = executable_for(
-            (*inputs, *fresh.values()), tuple(replace(outputs, fresh)), (), device
+            (*inputs, *fresh.values()), tuple(replace(outputs, kept | fresh)), (), device
         )
         variants.lifted = positions, executable
     given = [constants[i] for i in positions]
