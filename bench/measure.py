@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -145,11 +146,20 @@ def commit() -> str:
 
 
 def save(kind: str, record: dict[str, Any]) -> Path:
-    """Write a result file bench/results/<kind>-<date>.json."""
+    """Write a result file bench/results/<kind>-<date>.json; what another CPU measured on that day
+    stays, and this one's file has its name too."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{kind}-{record['date'][:10]}.json"
+    if path.exists() and cpu_of(json.loads(path.read_text())) != cpu_of(record):
+        own = re.sub(r"[^a-z0-9]+", "-", cpu_of(record).lower()).strip("-")
+        path = path.with_stem(f"{path.stem}-{own}")
     path.write_text(json.dumps(record, indent=1) + "\n")
     return path
+
+
+def cpu_of(record: dict[str, Any]) -> str:
+    """The CPU that measured, by its name, else its kind (`Linux aarch64`)."""
+    return record["machine"]["cpu"] or record["machine"]["system"]
 
 
 def _version(name: str) -> str:

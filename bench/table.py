@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import measure
+
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # ms a step, on the same kind of GPU
 VLLM_FP8 = {1: 3.5, 8: 3.87, 32: 5.47, 128: 9.24}  # the same, weights in fp8
@@ -43,14 +45,14 @@ def newest(kind: str) -> dict[str, Any] | None:
     return next(reversed(of_kind(kind)), None)
 
 
-def by_system(kind: str) -> dict[str, dict[str, Any]]:
-    """The newest result file of a kind for each kind of CPU (`Linux x86_64`)."""
-    return {r["machine"]["system"]: r for r in of_kind(kind)}
+def by_cpu(kind: str) -> dict[str, dict[str, Any]]:
+    """The newest result file of a kind for each CPU."""
+    return {measure.cpu_of(r): r for r in of_kind(kind)}
 
 
 def cpu_table(record: dict[str, Any]) -> list[str]:
-    """A table for each kind of CPU."""
-    return [line for found in by_system("cpu").values() for line in (*one_cpu(found), "")]
+    """A table for each CPU."""
+    return [line for found in by_cpu("cpu").values() for line in (*one_cpu(found), "")]
 
 
 def one_cpu(record: dict[str, Any]) -> list[str]:
@@ -255,11 +257,11 @@ LLM_CPU |= {f"{w}, tokens in int8,": f"llm-cpu-{w}-int8-tokens" for w in ("Q4_0"
 
 
 def llm_cpu_table(record: dict[str, Any]) -> list[str]:
-    """SmolLM2 beside its peers, a table for each kind of CPU."""
-    found = {of: by_system(kind) for of, kind in LLM_CPU.items()}
+    """SmolLM2 beside its peers, a table for each CPU."""
+    found = {of: by_cpu(kind) for of, kind in LLM_CPU.items()}
     lines = []
-    for system in dict.fromkeys(name for records in found.values() for name in records):
-        records = {of: made[system] for of, made in found.items() if system in made}
+    for cpu in dict.fromkeys(name for records in found.values() for name in records):
+        records = {of: made[cpu] for of, made in found.items() if cpu in made}
         lines += [
             "",
             f"SmolLM2-135M, {source(next(iter(records.values())))}",
@@ -346,10 +348,9 @@ def gpu_source(record: dict[str, Any]) -> str:
 
 def source(record: dict[str, Any]) -> str:
     """Where and when the figures were taken."""
-    machine, versions = record["machine"], record["versions"]
-    cpu = machine["cpu"] or machine["system"]
+    versions = record["versions"]
     return (
-        f"{cpu}, {record['threads']} threads, {record['date'][:10]}, commit "
+        f"{measure.cpu_of(record)}, {record['threads']} threads, {record['date'][:10]}, commit "
         f"{record['commit']}, torch {versions['torch']}, calibration "
         f"{record['calibration']:.0f} GFLOP/s."
     )
