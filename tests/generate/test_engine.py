@@ -9,6 +9,7 @@ from decoder_families import loaded, tokens
 
 import tilegrad as tg
 from tilegrad.compiler import breaks
+from tilegrad.core.config import config, override
 from tilegrad.core.errors import UserError
 from tilegrad.generate.batcher import Batch
 from tilegrad.generate.engine import Engine
@@ -276,3 +277,25 @@ def test_steps_of_few_keys_are_steps_of_their_own(
     assert [bound.ranges for bound in bounds] == [{"keys": (1, 16)}, {"keys": (17, 64)}]
     assert len(told) == 2 * 3  # and the step with the prompt
     assert engine.steps.bound(1) is bounds[0]
+
+
+def test_all_steps_have_the_settings_that_the_engine_was_made_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps are bound when their sizes are first met: a setting that changes meanwhile would round
+    some requests' products otherwise than those of their neighbours."""
+    with override(dots="int8", determinism="invariant"):
+        engine = Engine(model_of("llama"), requests=2, context=64, page=16)
+    seen = {}
+    for name in ("prepare", "ragged", "score"):
+
+        def heard(*given: Any, name: str = name) -> None:
+            seen[name] = config().numerics
+            raise InterruptedError
+
+        monkeypatch.setattr(engine.steps, name, heard)
+    engine.add(Request("a", prompt(5), max_tokens=3))
+    for run in (engine.prepare, engine.step, engine.scoring(prompt(5), 0).step):
+        with pytest.raises(InterruptedError), override(dots="tf32"):
+            run()
+    assert seen == dict.fromkeys(("prepare", "ragged", "score"), ("invariant", "int8"))

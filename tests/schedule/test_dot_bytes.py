@@ -6,6 +6,7 @@ Invariant: sums are those of NumPy's int32, to the bit, whatever the sizes and t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.dtype import float32, int8, int32
 from tilegrad.core.target import AVX2, AVX512, AVX512_AMX, NEON, Target
 from tilegrad.graph import build, ops
+from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.targets.llvm.driver import assembly
@@ -76,6 +78,49 @@ SIZES = st.tuples(SIZE, SIZE, SIZE) | st.tuples(st.integers(1, 3), SIZE, SIZE, S
 @example((9, 9, 63), True, False)
 def test_sums_are_exact_here(sizes: Sizes, along_k: bool, lowest: bool) -> None:
     check(sizes, along_k, lowest)
+
+
+VIEWS: dict[str, Callable[[Node], Node]] = {
+    "turned": lambda x: build.permute(x, tuple(reversed(range(len(x.shape))))),
+    "a part": lambda x: build.slice_axis(x, 0, min(1, x.shape[0] - 1), x.shape[0]),
+    "every other": lambda x: build.slice_axis(x, len(x.shape) - 1, 0, x.shape[-1], 2),
+    "mirrored": lambda x: build.flip(x, (len(x.shape) - 1,)),
+    "one row for all": lambda x: build.broadcast_to(build.slice_axis(x, 0, 0, 1), x.shape),
+    "with zeros around": lambda x: build.pad(x, (2,) * len(x.shape), (1,) * len(x.shape)),
+    "computed": lambda x: build.cast(build.add(build.cast(x, int32), 77), int8),
+}
+SEEN = st.lists(st.sampled_from(sorted(VIEWS)), max_size=2)
+READERS: dict[str, Callable[[Node], list[Node]]] = {
+    "nothing": lambda dot: [dot],
+    "a sum over rows": lambda dot: [dot, build.sum_(dot, len(dot.shape) - 2)],
+    "two values": lambda dot: [build.add(dot, dot), build.maximum(dot, 0)],
+    "bytes": lambda dot: [build.cast(dot, int8)],
+}
+
+
+@settings(max_examples=20, deadline=None)
+@given(SIZES, SEEN, SEEN, st.sampled_from(sorted(READERS)))
+def test_any_view_of_operands_and_any_reader(
+    sizes: Sizes, left: list[str], right: list[str], reader: str
+) -> None:
+    """Operands in parts, repeated, padded, computed or along other axes; judged by the
+    interpreter. k and the batch are what both have."""
+    *batch, m, n, k = sizes
+    inputs = [build.input_((*batch, rows, k), int8) for rows in (m, n)]
+    operands = []
+    for x, views in zip(inputs, (left, right)):
+        for view in views:
+            x = VIEWS[view](x)
+        operands.append(x)
+    *lead, _, depth = (min(pair) for pair in zip(*(x.shape for x in operands)))
+    ends = [(*lead, x.shape[-2], depth) for x in operands]
+    cut = [build.slice_(x, (0,) * len(end), end) for x, end in zip(operands, ends)]
+    axes, last = tuple(range(len(lead))), (len(lead) + 1,)
+    results = READERS[reader](build.dot(*cut, (axes, axes), (last, last), int32))
+    values = values_of(inputs)
+    wanted = interpret(results, dict(zip(inputs, values)))
+    for got, one in zip(run(inputs, results, values), wanted):
+        np.testing.assert_array_equal(got, one)
 
 
 @pytest.mark.sampled(6)

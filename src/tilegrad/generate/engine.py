@@ -74,8 +74,9 @@ class Engine:
         """`pages` is the size of the pool; all requests can have the whole context if None.
 
         Keys and values of 8 bits have `cache_scales`, as `PagedCache` takes them.
-        `determinism` is the level that steps are compiled for, the Config's if None. A step has at
-        most `chunk` tokens. `words` is how many ids the tokenizer has, if fewer than
+        `determinism` is the level that steps are compiled for, the Config's if None; how products
+        round (`dots`) is the Config's as it is now: all steps over one cache have the same. A step
+        has at most `chunk` tokens. `words` is how many ids the tokenizer has, if fewer than
         the model: no other is picked. Requests with a Constraint need `grammars`. `canary` checks
         after every step that pages have the tokens they must. `adapters` are made for this model
         and one slot more than there are requests. A `proposer` guesses so many tokens of a request
@@ -102,6 +103,7 @@ class Engine:
         self.steps = Steps(stepped, self.cache, rows, self.chunk, tell, words, more)
         self.adapters = adapters
         self.determinism = determinism or settings().determinism
+        self.numerics = {"determinism": self.determinism, "dots": settings().dots}
         self.grammars = grammars
         # a step begins before the last is read
         self.overlaps = device != HOST and not canary and proposer is None
@@ -251,10 +253,10 @@ class Engine:
 
         `tell("prepare", done, total)` hears how far it is.
         """
-        with override(determinism=self.determinism):
+        with override(**self.numerics):
             self.steps.prepare(variants, tell or self.steps.tell)
-        if self.speculation is not None:
-            self.speculation.proposer.prepare(tell or self.steps.tell, variants)
+            if self.speculation is not None:
+                self.speculation.proposer.prepare(tell or self.steps.tell, variants)
 
     def step(self) -> list[Produced]:
         """Run one step: a token for each request that decodes, a chunk of prompts beside them.
@@ -264,7 +266,7 @@ class Engine:
         it came.
         """
         try:
-            with override(determinism=self.determinism):
+            with override(**self.numerics):
                 produced = self._begin()
             if not self._under_way:
                 return produced

@@ -51,7 +51,7 @@ class Scoring:
         given = self.tokens[self.done : min(self.done + SCORED, end)]
         following = self.tokens[self.done + 1 : self.done + 1 + len(given)]
         write(engine.cache.lengths, self.slot, np.full(1, self.done))
-        with override(determinism=engine.determinism):
+        with override(**engine.numerics):
             self._parts.append(engine.steps.score(self.slot, given, following, self.shown))
         self.done += len(given)
         return self.done == end
