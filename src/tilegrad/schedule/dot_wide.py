@@ -27,7 +27,7 @@ from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LONG, GroupedMatvec, Matvec, MatvecPlan, line_of
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import BLOCK, ranked, transposed, with_room
+from ..kernels.matmul.plan import BLOCK, most_stages, ranked, transposed
 from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_stay, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan, ranked_threads
@@ -147,7 +147,8 @@ class WideDot:
         few = high(x.m) <= FEW_TOKENS or self.block_sums
         bytes_ = SUMS_BYTES if few else 8 * choice.plan.tile[0]  # else a factor for each row
         x = transposed(x) if choice.turned else x
-        return replace(choice, plan=with_room(x, choice.plan, self.target, bytes_))
+        stages = max(2, most_stages(x, choice.plan, self.target, bytes_))
+        return replace(choice, plan=replace(choice.plan, stages=stages))
 
     def _streams(self, x: Operands) -> bool:
         """Whether the matvec takes the product: not one of long rows with nothing around it."""

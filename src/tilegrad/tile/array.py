@@ -49,6 +49,11 @@ class VectorStep:
     number: bool = False
     shift: int = 0
 
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The values that it reads."""
+        return (self.first,) if self.number else (self.first, self.second)
+
 
 @dataclass(frozen=True)
 class Output:

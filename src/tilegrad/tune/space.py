@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from ..core.target import Target
 from ..ir.symbol import high
-from ..kernels.matmul.plan import CLUSTERS, ranked, tiles_of
+from ..kernels.matmul.plan import CLUSTERS, most_stages, ranked, tiles_of
 from ..kernels.matmul.shape import Operands, WidePlan
-from ..kernels.matmul.table import fits, shared_bytes
+from ..kernels.matmul.table import fits
 
 Candidate = tuple[WidePlan, bool]  # and whether operands are turned
 
@@ -82,9 +82,7 @@ def _staged(wide: int) -> int:
 
 def filled(x: Operands, plan: WidePlan, target: Target) -> WidePlan:
     """A Plan with as many stages as its shared memory has room for, up to 24."""
-    room = target.memories["shared"].bytes - shared_bytes(x, replace(plan, stages=0))
-    each = (plan.tile[0] + plan.tile[1]) * plan.tile[2] * x.dtype.size
-    return replace(plan, stages=max(1, min(24, room // each)))
+    return replace(plan, stages=max(1, most_stages(x, replace(plan, stages=24), target)))
 
 
 def populated(x: Operands, plan: WidePlan, turned: bool, target: Target) -> WidePlan:

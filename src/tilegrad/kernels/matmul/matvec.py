@@ -168,13 +168,10 @@ class Matvec:
         tile.store(out[own, row : row + self.rows], value)
 
     def rows_of(self, weights: Sequence[Any], row: Any) -> list[Any]:
-        """What a program has of each weight."""
-        return [self.row_of(w, row + r) for w in weights for r in range(self.rows)]
-
-    def row_of(self, weight: Any, row: Any) -> Any:
-        """A row of a weight: so many lines of the (rows * lines, line) that it is stored as."""
-        first = row * self.lines
-        return tile.load(weight[first : first + self.lines, 0 : self.line])
+        """What a program has of each weight: a row is so many lines of the (rows * lines, line)
+        that it is stored as."""
+        places = ((w, (row + r) * self.lines) for w in weights for r in range(self.rows))
+        return [tile.load(w[at : at + self.lines, 0 : self.line]) for w, at in places]
 
 
 class GroupedMatvec(Matvec):

@@ -57,7 +57,7 @@ FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
 FEW_BEYOND = 2.3e-7  # of a box of 64 rows of 128 bytes some of which lie beyond the end
 FEW_EMPTY = 2e-6  # of a gated product of codes with tokens as rows, the share that no token has
 FEW_EXCHANGE = 9e10  # bytes/s of exchanging parts of a split k
-Plans = Iterator[tuple[WidePlan, bool]]  # whether operands are turned
+Plans = Iterator[WidePlan]
 CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
 
@@ -81,19 +81,23 @@ def transposed(x: Operands) -> Operands:
     return replace(x, m=x.n, n=x.m, a_along_k=x.b_along_k, b_along_k=x.a_along_k, turned=True)
 
 
-def space(x: Operands, target: Target) -> Plans:
-    """Plans to consider."""
-    found: list[Plans] = []
+def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
+    """Plans to consider, and whether operands are turned; of the stages that a Plan asks for it
+    has as many as fit."""
+    found: list[tuple[Plans, bool]] = []
     if high(x.m) <= 128:
-        found.append(few_tokens(x, target))
+        found.append((few_tokens(x, target), True))
     if (16 if not x.gated else 1) < high(x.m) <= FILLED:  # fewer wait for memory alone
-        found.append(fitted_widths(x, target))
+        found.append((fitted_widths(x, target), False))
     if high(x.m) > 32 or not x.a_along_k:
-        found.append(many_tokens(x, target))
-    for plan, turned in itertools.chain(*found):
+        found.append((many_tokens(x, target), False))
+    for plan, turned in ((plan, turned) for plans, turned in found for plan in plans):
         own = transposed(x) if turned else x
-        if in_spans(own, plan) and (not x.scaled or in_blocks(own, plan)):
-            yield plan, turned
+        stages = most_stages(own, plan, target)
+        shared = own.span(plan.tile)[1] // plan.cluster % 8 == 0
+        if stages >= 3 and shared and in_spans(own, plan):
+            if not x.scaled or in_blocks(own, plan):
+                yield replace(plan, stages=stages), turned
 
 
 def in_blocks(x: Operands, plan: WidePlan) -> bool:
@@ -137,19 +141,8 @@ def few_tokens(x: Operands, target: Target) -> Plans:
         if wide % (staged * split):
             continue
         programs = tiles * split if split > 1 else min(cores, tiles)
-        plan = WidePlan(
-            (rows, wide, depth),
-            0,
-            programs,
-            1,
-            staged,
-            split=split,
-            dependent=True,
-            early=tiles <= cores,
-        )
-        stages = most_stages(transposed(x), plan, target, 24)
-        if stages >= 3:
-            yield replace(plan, stages=stages), True
+        tile, early = (rows, wide, depth), tiles <= cores
+        yield WidePlan(tile, 24, programs, 1, staged, split=split, dependent=True, early=early)
 
 
 def fitted_widths(x: Operands, target: Target) -> Plans:
@@ -190,12 +183,8 @@ def fitted_width(
         staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
         staged = max(32, staged_of(x, staged, columns)) if columns % 32 == 0 else staged
         programs = ceil_divide(tiles, rounds) * split * cluster
-        plan = WidePlan(
-            (tm, tn, depth), 0, programs, group_of(x), staged, cluster, split=split, dependent=True
-        )
-        stages = most_stages(x, plan, target, 24)
-        if stages >= 3 and x.span(plan.tile)[1] // cluster % 8 == 0:
-            yield replace(plan, stages=stages), False
+        tile, group = (tm, tn, depth), group_of(x)
+        yield WidePlan(tile, 24, programs, group, staged, cluster, split=split, dependent=True)
         return
 
 
@@ -232,21 +221,9 @@ def many_tokens(x: Operands, target: Target) -> Plans:
             limit = limit // 8 * 8  # a few idle cores leave power to the others
         clusters = tiles if split > 1 else min(limit, ceil_divide(tiles, ceil_divide(tiles, limit)))
         at_once = x.gated and split == 1 and columns * x.result.size <= 256  # as two of 64 take
-        plan = WidePlan(
-            tile,
-            0,
-            clusters * cluster * split,
-            group_of(x),
-            staged,
-            cluster,
-            across,
-            split,
-            True,
-            together=columns // staged if at_once else 1,
-        )
-        stages = most_stages(x, plan, target, 8)
-        if stages >= 3 and (cluster == 1 or columns // cluster % 8 == 0):
-            yield replace(plan, stages=stages), False
+        programs, together = clusters * cluster * split, columns // staged if at_once else 1
+        order = group_of(x), staged, cluster, across, split, True
+        yield WidePlan(tile, 8, programs, *order, together=together)
 
 
 def staged_of(x: Operands, staged: int, columns: int) -> int:
@@ -274,19 +251,11 @@ def shared_bytes(x: Operands, plan: WidePlan) -> int:
     return ring + staged + exchanged(plan) + SPARE_BYTES
 
 
-def most_stages(x: Operands, plan: WidePlan, target: Target, most: int) -> int:
-    """Stages of a ring in what shared memory is left, up to `most`."""
+def most_stages(x: Operands, plan: WidePlan, target: Target, others: int = 0) -> int:
+    """How many of a Plan's stages fit shared memory, with so many bytes left to others."""
     tm, tn, tk = plan.tile
-    room = target.memories["shared"].bytes - shared_bytes(x, replace(plan, stages=0))
-    return min(most, room // ((tm + tn) * tk * x.dtype.size))
-
-
-def with_room(x: Operands, plan: WidePlan, target: Target, bytes_: int) -> WidePlan:
-    """The Plan with as many of its stages as leave so much of shared memory to others."""
-    room = target.memories["shared"].bytes - bytes_
-    while plan.stages > 2 and shared_bytes(x, plan) > room:
-        plan = replace(plan, stages=plan.stages - 1)
-    return plan
+    room = target.memories["shared"].bytes - others - shared_bytes(x, replace(plan, stages=0))
+    return min(plan.stages, room // ((tm + tn) * tk * x.dtype.size))
 
 
 def matrix_rate(x: Operands, target: Target) -> float:

@@ -121,10 +121,9 @@ def choose_grouped(x: Operands, target: Target) -> Choice[WidePlan]:
     x, parts = transposed(x), x.products
     rows = max(TILE, 64 * parts) if x.block < WIDE_BLOCK else TILE * parts
     staged = min(64, x.block)
-    plan = WidePlan(
-        (rows, x.block, 128 // x.dtype.size), 2, target.cores, staged=staged, dependent=True
-    )
-    plan = replace(plan, stages=most_stages(x, plan, target, MOST_STAGES))
+    tile = (rows, x.block, 128 // x.dtype.size)
+    plan = WidePlan(tile, MOST_STAGES, target.cores, staged=staged, dependent=True)
+    plan = replace(plan, stages=most_stages(x, plan, target))
     m, n, k, used = x.most
     flops = 2 * max(n, min(used, n) * x.block // 2) * m * k * parts
     read = min(used, n) * m * k * x.dtype.size * parts / target.peak_bytes()

@@ -19,7 +19,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import DType, int32
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import ceil_divide, high, round_up
 from .plan import (
     FEW_TOKENS,
     NOT_SHARED,
@@ -107,16 +107,16 @@ def choose_sparse(x: Operands, target: Target) -> Choice[WidePlan] | None:
 def plans(x: Operands, target: Target) -> Iterator[WidePlan]:
     """Tiles of one height or two, as wide as tokens are many, alone or in pairs that share them."""
     m = high(x.m)
-    across = -(-m // MOST_WIDE)
+    across = ceil_divide(m, MOST_WIDE)
     unit = 64 if m > 64 else 8
-    wide = -(-m // (across * unit)) * unit
+    wide = round_up(ceil_divide(m, across), unit)
     for rows in (64, 128):
         for cluster in (1, 2) if rows == 128 and m >= SHARED else (1,):
             tile = (rows, wide, depth_of(x.dtype))
             plan = WidePlan(tile, 0, staged=min(64, wide), cluster=cluster, dependent=True)
             tiles, limit = tiles_of(x, plan, True), target.cores // cluster
             limit = limit // 8 * 8 if cluster > 1 and limit >= 8 else limit  # leaves power
-            clusters = min(limit, -(-tiles // -(-tiles // limit)))
+            clusters = min(limit, ceil_divide(tiles, ceil_divide(tiles, limit)))
             plan = replace(
                 plan, programs=clusters * cluster, early=tiles <= limit or m > FEW_TOKENS
             )
@@ -129,11 +129,11 @@ def plans(x: Operands, target: Target) -> Iterator[WidePlan]:
 
 def expected(x: Operands, plan: WidePlan, target: Target) -> float:
     """Seconds that are expected: products, or bytes from memory."""
-    (tm, tn, tk), (m, n, k) = plan.tile, (high(s) for s in (x.m, x.n, x.k))
-    rounds = -(-tiles_of(x, plan, True) // (plan.programs // plan.cluster))
+    (tm, tn, tk), (m, n, k, _) = plan.tile, x.most
+    rounds = ceil_divide(tiles_of(x, plan, True), plan.programs // plan.cluster)
     rate = GAIN * matrix_rate(x, target) * efficiency(tn) * min(1.0, tm / 128 + 0.3)
     alone = NOT_SHARED if plan.cluster == 1 and m >= SHARED else 1.0
-    steps = -(-k // tk)
+    steps = ceil_divide(k, tk)
     each = steps * (2 * tm * tn * tk / rate * alone + STEP_SECONDS) + 64 * tn * PIECE_SECONDS
     moved = n * k * x.dtype.size // 2 + n * k // 8 + m * (k * x.dtype.size + n * x.result.size)
     return max(rounds * each, moved / (READ_SHARE * target.peak_bytes())) + START_SECONDS

@@ -34,7 +34,7 @@ XFEATURE_TILE_DATA = 18
 SYS_ARCH_PRCTL = 158
 
 _lock = awaited_rlock(LLVM)
-_machines: dict[tuple[str, str, str], Any] = {}
+
 _library_numbers = itertools.count()
 
 
@@ -68,8 +68,8 @@ def compile_text(text: str, target: Target) -> bytes:
     if found is not None:
         return found
     with _lock:
-        machine = _machine(target)
-        data: bytes = machine.emit_object(_optimize(text, target, machine))
+        module, machine = _optimize(text, target)
+        data: bytes = machine.emit_object(module)
     store.put(key, data)
     return data
 
@@ -77,15 +77,15 @@ def compile_text(text: str, target: Target) -> bytes:
 def optimized(text: str, target: Target) -> str:
     """The module's LLVM IR after the pipeline."""
     with _lock:
-        return str(_optimize(text, target, _machine(target)))
+        return str(_optimize(text, target)[0])
 
 
 def assembly(text: str, target: Target) -> str:
     """The module as assembly text of `target`."""
     with _lock:
-        machine = _machine(target)
+        module, machine = _optimize(text, target)
         machine.set_asm_verbosity(True)
-        result: str = machine.emit_assembly(_optimize(text, target, machine))
+        result: str = machine.emit_assembly(module)
         return result
 
 
@@ -174,13 +174,6 @@ def llvm() -> Any:
 
 
 @functools.cache
-def _all_targets() -> None:
-    binding = llvm()
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-
-
-@functools.cache
 def _lljit() -> binding.LLJIT:
     request_amx()
     for name in ("libm.so.6", "libSystem.dylib"):
@@ -193,27 +186,24 @@ def _lljit() -> binding.LLJIT:
     return llvm().create_lljit_compiler(machine)
 
 
-def _machine(target: Target) -> binding.TargetMachine:
-    """The TargetMachine for `target`, made once."""
-    key = (target.triple, target.cpu, target.features)
-    found = _machines.get(key)
-    if found is not None:
-        return found
-    if target.triple.split("-")[0] != llvm().get_process_triple().split("-")[0]:
-        _all_targets()
+@functools.cache
+def _machine(triple: str, cpu: str, features: str) -> binding.TargetMachine:
+    """The TargetMachine of a Target, made once."""
+    if triple.split("-")[0] != llvm().get_process_triple().split("-")[0]:
+        llvm().initialize_all_targets()
+        llvm().initialize_all_asmprinters()
     try:
-        chosen = llvm().Target.from_triple(target.triple)
+        chosen = llvm().Target.from_triple(triple)
     except RuntimeError as error:
         raise InternalError("llvm driver", f"no code generator: {error}") from error
-    machine = chosen.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=LEVEL, reloc="pic", codemodel="default"
+    return chosen.create_target_machine(
+        cpu=cpu, features=features, opt=LEVEL, reloc="pic", codemodel="default"
     )
-    _machines[key] = machine
-    return machine
 
 
-def _optimize(text: str, target: Target, machine: Any) -> binding.ModuleRef:
-    binding = llvm()
+def _optimize(text: str, target: Target) -> tuple[binding.ModuleRef, binding.TargetMachine]:
+    """A module after the pipeline, and the machine that it is for."""
+    binding, machine = llvm(), _machine(target.triple, target.cpu, target.features)
     try:
         module = binding.parse_assembly(text)
         module.triple = target.triple
@@ -228,4 +218,4 @@ def _optimize(text: str, target: Target, machine: Any) -> binding.ModuleRef:
     options.loop_interleaving = False
     passes = binding.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
-    return module
+    return module, machine

@@ -245,25 +245,17 @@ def counted(
 ) -> Values:
     """A loop over lower, upper and step; trip(index, carried) writes its body."""
     lower, upper, step = span
-    head, inside, done = (e.fresh_label(n) for n in labels)
-    before = e.label
-    e.line(f"br label %{head}")
-    e.start(head)
+    fresh = [e.fresh_label(n) for n in labels]
     index, following = e.name(), e.name()
     phis = [e.name() for _ in carried]
-    line = len(e.lines)
-    e.lines.extend([""] * (1 + len(phis)))  # written when the last label is known
-    going = e.value(f"icmp slt i64 {index}, {upper}")
-    e.line(f"br i1 {going}, label %{inside}, label %{done}")
-    e.start(inside)
-    current = trip(index, list(phis))
-    e.line(f"{following} = add nsw i64 {index}, {step}")
-    e.lines[line] = f"  {index} = phi i64 [ {lower}, %{before} ], [ {following}, %{e.label} ]"
-    for i, (phi, first, last, type_) in enumerate(zip(phis, carried, current, types)):
-        pair = f"[ {first}, %{before} ], [ {last}, %{e.label} ]"
-        e.lines[line + 1 + i] = f"  {phi} = phi {type_} {pair}"
-    e.line(f"br label %{head}")
-    e.start(done)
+
+    def turn() -> Values:
+        current = trip(index, list(phis))
+        e.line(f"{following} = add nsw i64 {index}, {step}")
+        return [following, *current]
+
+    held = [(index, "i64", lower), *zip(phis, types, carried)]
+    e.loop(fresh, held, lambda: e.value(f"icmp slt i64 {index}, {upper}"), turn)
     return phis
 
 

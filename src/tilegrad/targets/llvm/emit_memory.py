@@ -117,30 +117,43 @@ def vectors_at(e: Emission, node: Node) -> tuple[Iterator[tuple[str, str | None]
 def _load(e: Emission, node: Node) -> Values:
     memory, lanes = node.inputs[0], lanes_of(node)
     found, stride = vectors_at(e, node)
-    return [load_vector(e, memory, o, stride, lanes, m) for o, m in found]
+    vectors = (move_vector(e, memory, o, stride, lanes, m) for o, m in found)
+    return [from_memory(e, x, memory.dtype, lanes) for x in vectors]
 
 
 _gather = _load
 
 
-def load_vector(
-    e: Emission, memory: Node, offset: str, stride: str, lanes: int, mask: str | None
+def move_vector(
+    e: Emission, memory: Node, offset: str, stride: str, lanes: int, mask: str | None, x: str = ""
 ) -> str:
-    """One vector from memory: contiguous, or strided by a gather."""
-    dtype = memory.dtype
-    element, align = memory_type(dtype), dtype.size
-    v = vector(element, lanes)
+    """One vector from memory, or x to it: contiguous, or strided by a gather or a scatter, whose
+    lanes are stored in their order."""
+    element, align = memory_type(memory.dtype), memory.dtype.size
+    v, suffix = vector(element, lanes), f"{mangle(element, lanes)}."
+
+    def plain() -> str:
+        where = f"ptr {address_of(e, memory, offset)}, align {align}"
+        if not x:
+            return e.value(f"load {v}, {where}")
+        e.line(f"store {v} {x}, {where}")
+        return ""
+
+    if mask is None and (lanes == 1 or stride == "1"):
+        return plain()
     if lanes == 1:
-        x = gather_vector(e, memory, offset, lanes, mask)
-    elif stride == "1" and mask is None:
-        x = e.value(f"load {v}, ptr {address_of(e, memory, offset)}, align {align}")
-    elif stride == "1":
-        where = (f"ptr align {align}", address_of(e, memory, offset))
-        name = f"llvm.masked.load.{mangle(element, lanes)}.p0"
-        x = e.intrinsic(name, v, where, (f"<{lanes} x i1>", str(mask)), (v, "zeroinitializer"))
+        zero = "0.0" if v in ("float", "double") else "0"
+        return e.only(str(mask), "write" if x else "read", plain, "" if x else v, zero)
+    if stride == "1":
+        name, suffix = "store" if x else "load", f"{suffix}p0"
+        where = f"ptr align {align}", address_of(e, memory, offset)
     else:
-        x = gather_vector(e, memory, lane_offsets(e, offset, stride, lanes), lanes, mask)
-    return from_memory(e, x, dtype, lanes)
+        name, suffix = "scatter" if x else "gather", f"{suffix}v{lanes}p0"
+        where = addresses_of(e, memory, lane_offsets(e, offset, stride, lanes), lanes)
+    name, held = f"llvm.masked.{name}.{suffix}", (f"<{lanes} x i1>", mask or "splat (i1 true)")
+    if x:
+        return e.intrinsic(name, "void", (v, x), where, held)
+    return e.intrinsic(name, v, where, held, (v, "zeroinitializer"))
 
 
 def lane_offsets(e: Emission, offset: str, stride: str, lanes: int) -> str:
@@ -160,59 +173,15 @@ def addresses_of(e: Emission, memory: Node, offsets: str, lanes: int) -> tuple[s
     return f"<{lanes} x ptr> align {memory.dtype.size}", where
 
 
-def gather_vector(e: Emission, memory: Node, offsets: str, lanes: int, mask: str | None) -> str:
-    """Elements at a vector of offsets; one is read only where the mask holds."""
-    dtype = memory.dtype
-    element = memory_type(dtype)
-    v = vector(element, lanes)
-
-    def one() -> str:
-        return e.value(f"load {v}, ptr {address_of(e, memory, offsets)}, align {dtype.size}")
-
-    if lanes == 1 and mask is None:
-        return one()
-    if lanes == 1:
-        return e.only(mask or "", "read", one, v, "0.0" if v in ("float", "double") else "0")
-    name = f"llvm.masked.gather.{mangle(element, lanes)}.v{lanes}p0"
-    where = addresses_of(e, memory, offsets, lanes)
-    held = (f"<{lanes} x i1>", mask or "splat (i1 true)")
-    return e.intrinsic(name, v, where, held, (v, "zeroinitializer"))
-
-
 def _store(e: Emission, node: Node) -> None:
     memory, value = node.inputs[:2]
     lanes = lanes_of(value)
     found, stride = vectors_at(e, node)
     for x, (o, m) in zip(e.values[value], found):
-        store_vector(e, memory, to_memory(e, x, value.dtype, lanes), o, stride, lanes, m)
+        move_vector(e, memory, o, stride, lanes, m, to_memory(e, x, value.dtype, lanes))
 
 
 _scatter = _store
-
-
-def store_vector(
-    e: Emission, memory: Node, x: str, offset: str, stride: str, lanes: int, mask: str | None
-) -> None:
-    """One vector to memory."""
-    dtype = memory.dtype
-    element = memory_type(dtype)
-    v = vector(element, lanes)
-
-    def plain() -> None:
-        e.line(f"store {v} {x}, ptr {address_of(e, memory, offset)}, align {dtype.size}")
-
-    if mask is None and (lanes == 1 or stride == "1"):
-        plain()
-    elif lanes == 1:
-        e.only(mask or "", "write", plain)
-    elif stride == "1":
-        where = (f"ptr align {dtype.size}", address_of(e, memory, offset))
-        name = f"llvm.masked.store.{mangle(element, lanes)}.p0"
-        e.intrinsic(name, "void", (v, x), where, (f"<{lanes} x i1>", str(mask)))
-    else:  # in lane order
-        where = addresses_of(e, memory, lane_offsets(e, offset, stride, lanes), lanes)
-        name = f"llvm.masked.scatter.{mangle(element, lanes)}.v{lanes}p0"
-        e.intrinsic(name, "void", (v, x), where, (f"<{lanes} x i1>", mask or "splat (i1 true)"))
 
 
 def _atomic_add(e: Emission, node: Node) -> Values:

@@ -91,34 +91,27 @@ class NativeLauncher(Launcher):
         return len(self.scalars) - 1
 
     def _entry(self, builder: TableBuilder, step: Step) -> None:
+        if step.kind in CONTROL:
+            values, flags = [*step.slots, *step.numbers], 0
+            if step.kind in COUNTED and not isinstance(values[1], int):
+                values[1], flags = self._scalar(values[1]), VALUE_SCALAR
+            builder.control(step.kind, *values, flags=flags)
+            return
+        at = len(self.scalars)
+        self.scalars += list(step.symbols)
+        grid, grain, flags = step.grid, 1, SINGLE if step.small else 0
+        if isinstance(grid, int):
+            grain = max(1, grid // 16)
+        else:
+            flags, grid = flags | GRID_SCALAR, self._scalar(grid)
         if step.kind == "kernel":
             name, key = self.recipe.programs[step.program]
             address = self.modules[key].address(name)
-            at = len(self.scalars)
-            self.scalars += list(step.symbols)
-            grain, flags = 1, SINGLE if step.small else 0
-            if isinstance(step.grid, int):
-                grid, grain = step.grid, max(1, step.grid // 16)
-            else:
-                flags, grid = flags | GRID_SCALAR, self._scalar(step.grid)
             builder.kernel(address, step.slots, grid, grain=grain, flags=flags, scalars=at)
         elif step.kind == "copy":
-            target, source = step.slots
-            flags = SINGLE if step.small else 0
-            if isinstance(step.grid, int):
-                builder.copy(target, source, step.grid, flags=flags)
-            else:
-                builder.copy(target, source, self._scalar(step.grid), flags=flags | GRID_SCALAR)
+            builder.copy(*step.slots, grid, flags=flags)
         else:
-            self._control_entry(builder, step)
-
-    def _control_entry(self, builder: TableBuilder, step: Step) -> None:
-        if step.kind not in CONTROL:
             raise InternalError("llvm launcher", f"unknown step {step.kind}")
-        values, flags = [*step.slots, *step.numbers], 0
-        if step.kind in COUNTED and not isinstance(values[1], int):
-            values[1], flags = self._scalar(values[1]), VALUE_SCALAR
-        builder.control(step.kind, *values, flags=flags)
 
     # ---- running --------------------------------------------------------------------------
 

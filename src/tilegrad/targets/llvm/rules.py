@@ -139,6 +139,28 @@ class Writer:
         incoming = f"[ {zero}, %{before} ], [ {found}, %{yes} ]"
         return self.value(f"phi {type_} {incoming}") if type_ else ""
 
+    def loop(
+        self,
+        labels: Sequence[str],
+        carried: Sequence[tuple[str, str, str]],
+        going: Callable[[], str],
+        turn: Callable[[], list[str]],
+    ) -> None:
+        """A loop that carries values (name, type, first): whether it goes on, and what they are
+        after a turn."""
+        (head, inside, done), before = labels, self.label
+        self.line(f"br label %{head}")
+        self.start(head)
+        line = len(self.lines)
+        self.lines.extend("" for _ in carried)  # written when the last label is known
+        self.line(f"br i1 {going()}, label %{inside}, label %{done}")
+        self.start(inside)
+        for i, ((name, type_, first), last) in enumerate(zip(carried, turn())):
+            pair = f"[ {first}, %{before} ], [ {last}, %{self.label} ]"
+            self.lines[line + i] = f"  {name} = phi {type_} {pair}"
+        self.line(f"br label %{head}")
+        self.start(done)
+
     def intrinsic(self, name: str, result: str, *operands: tuple[str, str]) -> str:
         """Call an intrinsic, declaring it once; the type of an address may name its alignment."""
         types = ", ".join(t.partition(" align ")[0] for t, _ in operands)
@@ -213,21 +235,11 @@ class Vectors:
         """A loop over one lane."""
         if self.lanes != 1:
             raise InternalError("llvm.rules", f"a loop over {self.lanes} lanes at once")
-        w, type_ = self.writer, self.type(x.dtype)
-        head, inside, out = (w.fresh_label(n) for n in ("again", "turn", "enough"))
-        before = w.label
-        w.line(f"br label %{head}")
-        w.start(head)
+        w = self.writer
+        labels = [w.fresh_label(n) for n in ("again", "turn", "enough")]
         current = Element(self, w.name(), x.dtype)
-        line = len(w.lines)
-        w.line("")  # the phi, written when the last label is known
-        w.line(f"br i1 {going(current).held}, label %{inside}, label %{out}")
-        w.start(inside)
-        following = step(current)
-        pair = f"[ {x.held}, %{before} ], [ {following.held}, %{w.label} ]"
-        w.lines[line] = f"  {current.held} = phi {type_} {pair}"
-        w.line(f"br label %{head}")
-        w.start(out)
+        carried = [(current.held, self.type(x.dtype), x.held)]
+        w.loop(labels, carried, lambda: going(current).held, lambda: [step(current).held])
         return current
 
     def rarely(self, rare: Rare, *inputs: Element) -> Element:

@@ -84,7 +84,6 @@ class TableBuilder:
     def __init__(self) -> None:
         self._rows: list[dict[str, int]] = []
         self._index: list[int] = []
-        self._lists: dict[tuple[int, ...], int] = {}
 
     def kernel(
         self,
@@ -97,21 +96,10 @@ class TableBuilder:
         scalars: int = 0,
     ) -> int:
         """Run a kernel over `grid` programs."""
-        wanted = tuple(slots)
-        at = self._lists.get(wanted)
-        if at is None:
-            at = self._lists[wanted] = len(self._index)
-            self._index.extend(wanted)
-        return self._add(
-            KERNEL,
-            flags=flags,
-            function=function,
-            args=at,
-            args_count=len(wanted),
-            scalars=scalars,
-            grain=grain,
-            grid=grid,
-        )
+        at, count = len(self._index), len(slots)
+        self._index.extend(slots)
+        given = {"flags": flags, "function": function, "args": at, "args_count": count}
+        return self._add(KERNEL, **given, scalars=scalars, grain=grain, grid=grid)
 
     def control(self, name: str, *values: int, flags: int = 0) -> int:
         """An entry of CONTROL, by its name and what its fields hold."""

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,15 @@ class Native(NamedTuple):
     spins_per_second: float
 
 
+POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
+TYPES: dict[str, tuple[Any, ...]] = {  # of entry points: what they give, what they take
+    "start": (INTEGER, POINTER, POINTER, INTEGER),
+    "resume": (INTEGER, POINTER, INTEGER),
+    "stop": (INTEGER, POINTER),
+    "serve": (None, POINTER, POINTER, INTEGER, ctypes.c_int32),
+    "quit": (None, POINTER),
+    "spin": (None, INTEGER),
+}
 _given: list[bytes] = []  # a native loop that was compiled before
 
 
@@ -80,21 +89,10 @@ def native_loop_for(machine: str) -> bytes:
 def native() -> Native:
     """The native loop, compiled (or found in the Store) and loaded once."""
     module = load(_given[-1] if _given else native_loop_for(os.uname().machine))
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-
-    def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
-        return ctypes.CFUNCTYPE(result, *arguments)(module.address(name))
-
-    spin = function("spin", None, integer)
-    return Native(
-        module,
-        function("start", integer, pointer, pointer, integer),
-        function("resume", integer, pointer, integer),
-        function("stop", integer, pointer),
-        function("serve", None, pointer, pointer, integer, ctypes.c_int32),
-        function("quit", None, pointer),
-        _spins_per_second(spin),
-    )
+    made: dict[str, Any] = {
+        name: ctypes.CFUNCTYPE(*types)(module.address(name)) for name, types in TYPES.items()
+    }
+    return Native(module, spins_per_second=_spins_per_second(made.pop("spin")), **made)
 
 
 def _spins_per_second(spin: Callable[..., int]) -> float:

@@ -26,7 +26,7 @@ from .arithmetic import FLOAT_KINDS
 from .front import CHANNELS, LEVELS, posts, waits, words
 from .instructions import EXECUTE, LOAD, QUEUES, STORE, Code, Instruction, text
 from .parameters import Parameters
-from .timing import Event, Queues, row_beats
+from .timing import Event, Queues, planes_of, row_beats
 
 
 def _bad(one: Instruction, name: str, expected: str, got: object) -> UserError:
@@ -99,8 +99,7 @@ def _check_vector(p: Parameters, one: Instruction) -> None:
     if one["shift"] > 46:
         raise _bad(one, "shift", "at most 46", one["shift"])
     count = 1 if one["hold_first"] else one["count"]
-    if one.kind in ("take", "load"):
-        planes = 1 if one.kind == "take" else p.planes
+    if planes := planes_of(p, one):
         _rows(one, "local", count * planes, p.scratchpad_rows)
         return
     _rows(one, "local", count, p.accumulator_rows)
@@ -177,8 +176,8 @@ def touches(p: Parameters, one: Instruction) -> Iterator[tuple[str, Rows]]:
             count = one["rows"] * one["drain"]
         yield "accumulators", slice(one["result"], one["result"] + count)
     elif one.op in ("vector", "reduce"):
-        if one.op == "vector" and one.kind in ("take", "load"):
-            read = (1 if one["hold_first"] else count) * (1 if one.kind == "take" else p.planes)
+        if planes := planes_of(p, one):
+            read = (1 if one["hold_first"] else count) * planes
             yield "scratchpad", slice(one["local"], one["local"] + read)
         yield "accumulators", slice(one["result"], one["result"] + count)
 

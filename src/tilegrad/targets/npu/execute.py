@@ -17,7 +17,7 @@ from .front import Queue, Tokens
 from .instructions import Instruction
 from .mesh import Mesh, Row
 from .parameters import Parameters
-from .timing import run_cycles
+from .timing import planes_of, run_cycles
 
 Array = np.ndarray
 READERS = ("first", "second")  # of the scratchpad
@@ -86,8 +86,8 @@ class Execute(Unit):
                 self._matmul_output(word)
             else:
                 self._matmul_stationary(word)
-        elif word.op == "vector" and word.kind in ("take", "load"):
-            self._take_rows(word)
+        elif planes := planes_of(self.p, word):
+            self._take_rows(word, planes)
         else:
             self._vector(word)
         self.time += 1
@@ -229,21 +229,17 @@ class Execute(Unit):
 
     # ---- the vector unit ----
 
-    def _take_rows(self, word: Instruction) -> None:
+    def _take_rows(self, word: Instruction, planes: int) -> None:
         """32-bit values from rows of the scratchpad, low bits first."""
-        p = self.p
-        planes = 1 if word.kind == "take" else p.planes
-        columns = p.columns
+        p, columns = self.p, self.p.columns
         if 1 <= self.phase <= planes:
             bits = self.q["first"][:columns].astype(np.uint32)
             if planes == 1:
-                wide = self.values(self.q["first"][:columns])
-                self.result = wide
+                self.result = self.values(self.q["first"][:columns])
             else:
-                known = np.zeros(columns, np.uint32)
+                known = bits << np.uint32((self.phase - 1) * p.element_bits)
                 if self.phase > 1:
-                    known = self.result.view(np.uint32)
-                known = known | bits << np.uint32((self.phase - 1) * p.element_bits)
+                    known = known | self.result.view(np.uint32)
                 self.result = known.view(self.result.dtype)
                 if p.floating and self.phase == planes:
                     self.result = arithmetic.from_bits(known)

@@ -17,7 +17,7 @@ from .check import Order, check
 from .dma import stored, unpack
 from .instructions import Code, Instruction, text
 from .parameters import Parameters
-from .timing import row_bytes
+from .timing import planes_of, row_bytes
 
 Array = np.ndarray
 
@@ -161,8 +161,8 @@ class Functional:
     def vector(self, one: Instruction) -> None:
         """Rows of sums, or of the scratchpad."""
         p = self.p
-        if one.kind in ("take", "load"):
-            self._take(one)
+        if planes := planes_of(p, one):
+            self._take(one, planes)
             return
         local, second, result = one["local"], one["second"], one["result"]
         for row in self._runs(one):  # rows that read no row written in the same run
@@ -192,9 +192,8 @@ class Functional:
                 return [slice(i, i + 1) for i in range(count)]
         return [slice(0, count)]
 
-    def _take(self, one: Instruction) -> None:
+    def _take(self, one: Instruction, planes: int) -> None:
         p, count = self.p, one["count"]
-        planes = 1 if one.kind == "take" else p.planes
         rows = 1 if one["hold_first"] else count
         found = self.scratchpad[one["local"] : one["local"] + rows * planes, : p.columns]
         if planes == 1:

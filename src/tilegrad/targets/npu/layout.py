@@ -432,8 +432,7 @@ def kinds_of(product: bool, held: Sequence[bool], steps: Sequence[VectorStep]) -
     """What each value has: numbers of rows and of lines make lines."""
     kinds = [BLOCK] * product + [HELD if h else BLOCK for h in held]
     for step in steps:
-        used = [kinds[step.first]] + ([] if step.number else [kinds[step.second]])
-        along = step.kind in ROWS or all(kind == LINE for kind in used)
+        along = step.kind in ROWS or all(kinds[value] == LINE for value in step.values)
         kinds.append(LINE if along else BLOCK)
     return kinds
 
@@ -446,8 +445,7 @@ def place_rows(
     given = len(kinds) - len(steps)
     last = dict.fromkeys(range(len(kinds)), -1)
     for at, step in enumerate(steps):
-        for value in (step.first,) if step.number else (step.first, step.second):
-            last[value] = at
+        last.update(dict.fromkeys(step.values, at))
     for value in stored:
         last[value] = len(steps)
     assigned: dict[int, tuple[str, int]] = {}
@@ -467,10 +465,9 @@ def place_rows(
     if product:
         have(0)
     for at, step in enumerate(steps):
-        used = [step.first] if step.number else [step.first, step.second]
-        for value in used:
+        for value in step.values:
             have(value)
-        for value in dict.fromkeys(used):
+        for value in dict.fromkeys(step.values):
             if last[value] == at and kinds[value] == BLOCK:
                 free.append(assigned[value][1])
         have(given + at)

@@ -247,9 +247,8 @@ class Result:
             made.append(instruction("vector", kind=kind, **at))
 
         for number, step in enumerate(of.steps, given):
-            need(step.first)
-            if not step.number:
-                need(step.second)
+            for value in step.values:
+                need(value)
             made += self._step(number, step)
         for one in of.stored:
             need(one.value)
@@ -258,14 +257,13 @@ class Result:
     def _step(self, number: int, step: VectorStep) -> Words:
         """One word where all values are blocks or all lines, else one for each strip."""
         of = self.of
-        used = [step.first] if step.number else [step.first, step.second]
-        kinds = {of.rows_of.assigned[v][0] for v in (*used, number)}
+        kinds = {of.rows_of.assigned[v][0] for v in (*step.values, number)}
         if step.kind in ROWS:
             return [w for s in range(of.across) for w in self._along(number, step, s)]
         strips = of.across if len(kinds) > 1 else 1
         made = []
         for s in range(strips):
-            held = [int(of.rows_of.assigned[v][0] == HELD) for v in used]
+            held = [int(of.rows_of.assigned[v][0] == HELD) for v in step.values]
             at = {"local": self._row(step.first, s), "hold_first": held[0], "shift": step.shift}
             if step.number:
                 at |= {"immediate": 1, "value": step.second}

@@ -36,6 +36,13 @@ def row_bytes(p: Parameters, word: Instruction) -> int:
     return (columns * bits + 7) // 8 + ((columns * 2 + 7) // 8 if word["indexed"] else 0)
 
 
+def planes_of(p: Parameters, word: Instruction) -> int:
+    """Rows of the scratchpad that the vector unit takes for each row of sums; 0 of other words."""
+    if word.op != "vector":
+        return 0
+    return p.planes if word.kind == "load" else int(word.kind == "take")
+
+
 def row_beats(p: Parameters, word: Instruction) -> int:
     """Beats of the port for a row."""
     return -(-row_bytes(p, word) // p.dma_bytes)
@@ -56,8 +63,8 @@ def run_cycles(p: Parameters, word: Instruction) -> int:
             return word["count"] + skew
         late = word["sparse"] if p.sparse else 0
         return word["count"] + skew - 1 + late + (p.rows if word["drain"] else 0)
-    if word.op == "vector" and word.kind in ("take", "load"):
-        return word["count"] * ((1 if word.kind == "take" else p.planes) + 2)
+    if planes := planes_of(p, word):
+        return word["count"] * (planes + 2)
     if word.op in ("vector", "reduce"):
         return word["count"] * (p.columns // p.lanes + 4)
     beats = row_beats(p, word)
@@ -261,8 +268,7 @@ def word_counts(p: Parameters, one: Instruction) -> dict[str, int]:
             "accumulator_writes": rows,
             "accumulator_reads": rows * one["accumulate"],
         }
-    if one.op == "vector" and one.kind in ("take", "load"):
-        planes = 1 if one.kind == "take" else p.planes
+    if planes := planes_of(p, one):
         return {"scratchpad_reads": count * planes, "accumulator_writes": count}
     if one.op not in ("vector", "reduce"):
         return {}

@@ -192,11 +192,18 @@ PIECE = 16  # bytes that are exchanged as one
 
 
 PlaceRun = tuple[str, int, int]  # neighbouring registers in a place: where, the first, how many
+Lie = tuple[int, int, int]  # see `lie_of`
 
 
 def span_of(type_: Memory) -> int:
     """Bytes of a row within a block of columns: those of its swizzle, or all of them."""
     return SWIZZLES[type_.layout] or int(type_.shape[-1]) * type_.dtype.size
+
+
+def lie_of(type_: Memory) -> Lie:
+    """Of a place: bytes of a row within a block of columns, rows, and how many pieces of a row are
+    exchanged (0 where it is not swizzled)."""
+    return span_of(type_), int(type_.shape[-2]), SWIZZLES[type_.layout] // PIECE
 
 
 def place_runs(
@@ -205,13 +212,12 @@ def place_runs(
     """The runs of a Tile in a shared place."""
     type_ = memory_of(place)
     base = lead_address(e, place, index, start)
-    swizzle, size = SWIZZLES[type_.layout], type_.dtype.size
     if type_.layout == "held":
         return _held_runs(e, place, base, spread)
-    if swizzle:
-        return _swizzled_runs(e, type_, base, spread, swizzle)
+    if SWIZZLES[type_.layout]:
+        return _swizzled_runs(e, type_, base, spread)
     steps = [int(s) for s in type_.element_strides()[len(index) :]]
-    addresses, runs = e.shared.addresses(base, spread, steps, size, 16)
+    addresses, runs = e.shared.addresses(base, spread, steps, type_.dtype.size, 16)
     return [(addresses[at], at, count) for at, count in runs]
 
 
@@ -225,14 +231,11 @@ def _held_runs(e: Emission, place: Node, base: str, spread: Spread) -> list[Plac
     return [(f"[{own}+{at * size * threads}]", at, each) for at in range(0, count, each)]
 
 
-def _swizzled_runs(
-    e: Emission, type_: Memory, base: str, spread: Spread, swizzle: int
-) -> list[PlaceRun]:
+def _swizzled_runs(e: Emission, type_: Memory, base: str, spread: Spread) -> list[PlaceRun]:
     """Runs in a swizzled place: the piece of a column is exchanged by the row. One address a
     thread does where registers only add and exchange."""
-    size, rows = type_.dtype.size, int(type_.shape[-2])
-    span, turns = swizzle // size, swizzle // PIECE
-    runs = runs_of(spread, [rows * span, 1], PIECE, size)
+    size, lie = type_.dtype.size, lie_of(type_)
+    runs = runs_of(spread, [lie[1] * lie[0] // size, 1], PIECE, size)
     starts = [spread.registers[start] for start, _ in runs]
     reach = [0, 0]
     for _, width, axis, stride in spread.fields:
@@ -246,26 +249,21 @@ def _swizzled_runs(
         bytes_ = e.mul(column, size)
         piece = e.shr(bytes_, 4)
         rest = e.mask(bytes_, PIECE - 1)
-        return e.add(piece_offset(e, row, piece, swizzle, rows, turns), rest)
+        return e.add(piece_offset(e, row, piece, lie), rest)
 
     if not apart or not whole or not _disjoint(spread) or size > PIECE:
         return [
             (f"[{e.add(base, offset(r, c))}+0]", start, count)
             for (start, count), (r, c) in zip(runs, starts)
         ]
-    own = e.memo.once(("run", e.threads.number, spread.fields, swizzle, rows, size), offset)
-    near = Exchanged(e, e.add(base, own))
-    found = []
-    for (start, count), (r, c) in zip(runs, starts):
-        block, number = divmod(c * size // PIECE, turns)
-        number ^= (r * swizzle >> 7) & (turns - 1)  # as the row exchanges it
-        where = near.at(number, r * swizzle + block * rows * swizzle)
-        found.append((where, start, count))
-    return found
+    own = e.memo.once(("run", e.threads.number, spread.fields, lie, size), offset)
+    near = Exchanged(e, e.add(base, own), lie)
+    return [(near.at(r, c * size), *run) for run, (r, c) in zip(runs, starts)]
 
 
-def piece_offset(e: Emission, row: str, piece: str, span: int, rows: int, turns: int) -> str:
-    """The offset of a 16-byte piece of a row, in a place of so many rows."""
+def piece_offset(e: Emission, row: str, piece: str, lie: Lie) -> str:
+    """The offset of a 16-byte piece of a row."""
+    span, rows, turns = lie
     if not turns:
         return e.mad(row, span, e.shl(piece, 4))
     block = e.shr(piece, turns.bit_length() - 1)
@@ -278,14 +276,17 @@ def piece_offset(e: Emission, row: str, piece: str, span: int, rows: int, turns:
 class Exchanged:
     """Addresses that differ from one by the exchange of pieces and by constants."""
 
-    def __init__(self, e: Emission, base: str) -> None:
-        self.w, self.known = e, {0: base}
+    def __init__(self, e: Emission, base: str, lie: Lie) -> None:
+        self.w, self.known, self.lie = e, {0: base}, lie
 
-    def at(self, piece: int, bytes_: int) -> str:
-        """The operand that addresses a piece, some bytes on."""
+    def at(self, row: int, column: int) -> str:
+        """The operand that addresses a place some rows down and some bytes of columns across."""
+        span, rows, turns = self.lie
+        block, piece = divmod(column // PIECE, max(1, turns))
+        piece ^= (row * span >> 7) & (max(1, turns) - 1)  # as the row exchanges it
         if piece not in self.known:
             self.known[piece] = self.w.xor(self.known[0], piece * PIECE)
-        return f"[{self.known[piece]}+{bytes_}]"
+        return f"[{self.known[piece]}+{(row + block * rows) * span}]"
 
 
 def _disjoint(spread: Spread) -> bool:

@@ -47,24 +47,21 @@ def api() -> Any:
 
 
 def _open() -> Any:
+    wrong: object = None
     try:
         import cuda.bindings
         from cuda.bindings import driver
+
+        version = str(getattr(cuda.bindings, "__version__", "13"))
+        wrong = version if version.split(".")[0] != "13" else None
     except ImportError as error:
+        wrong = error
+    if wrong is not None:
         raise UserError(
             "CUDA needs the package cuda-bindings",
             op="cuda",
             expected="cuda-bindings>=13.0,<14",
-            got=error,
-            hint='pip install "cuda-bindings>=13.0,<14"',
-        ) from None
-    version = str(getattr(cuda.bindings, "__version__", "13"))
-    if version.split(".")[0] != "13":
-        raise UserError(
-            "CUDA needs another version of cuda-bindings",
-            op="cuda",
-            expected="cuda-bindings>=13.0,<14",
-            got=version,
+            got=wrong,
             hint='pip install "cuda-bindings>=13.0,<14"',
         )
     try:

@@ -217,10 +217,7 @@ def require(e: Emission, node: Node) -> None:
     spread = e.plan.spread(condition) if not e.plan.free(condition) else None
     # held by nobody: any way to share it out will do
     held = e.values.get(condition, spread or blocked(condition.shape, e.threads.count, 1))
-    whole, *rest = dict.fromkeys(held)
-    for other in rest:
-        whole = e.and_predicates(whole, other)
-    number = e.copy("b32", e.sites[node])
+    whole, number = e.all_of(held), e.copy("b32", e.sites[node])
     e.put("st.relaxed.sys.global.b32", f"[{e.fault}]", number, guard=f"!{whole}")
 
 
@@ -264,7 +261,6 @@ class Counter:
 
     register: str
     type: str
-    kind: str
     step: int
 
 
@@ -278,7 +274,7 @@ def loop(e: Emission, node: Node) -> None:
         _carried(e, argument, given)
         for argument, given in zip(node.blocks[0].arguments[1:], node.inputs[2:])
     ]
-    counter = Counter(e.copy(kind, start), type_, kind, step)
+    counter = Counter(e.copy(kind, start), type_, step)
     times = copies(e, node)
     if times > 1:
         limit = e.value(f"sub.{type_}", stop, str((times - 1) * step))

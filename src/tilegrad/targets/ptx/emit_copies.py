@@ -26,9 +26,9 @@ from .addresses import (
     Index,
     apart,
     lead_address,
+    lie_of,
     piece_offset,
     row_offsets,
-    span_of,
 )
 from .emission import Emission
 from .emit_barriers import barrier_address
@@ -234,12 +234,8 @@ def clear_rows(e: Emission, node: Node) -> None:
     for step, where in zip(cover.starts, pieces):
         at = e.add(row, step) if step else row
         inside = and_guards(e.test("ge.s32", at, first), e.test("lt.s32", at, last))
-        e.put(
-            "st.shared.v4.b32",
-            where,
-            braced([zero] * 4),
-            guard=and_guards(inside, cover.guard),
-        )
+        guard = and_guards(inside, cover.guard)
+        e.put("st.shared.v4.b32", where, braced([zero] * 4), guard=guard)
 
 
 def cover_of(e: Emission, shape: Sequence[int], place: Node) -> Cover:
@@ -271,19 +267,15 @@ def own_piece(e: Emission, cover: Cover) -> tuple[str, str]:
 
 def pieces_at(e: Emission, place: Node, lead: Index, cover: Cover, first: int) -> Registers:
     """Where this thread's pieces lie in a place, from row `first` on."""
-    type_ = memory_of(place)
-    rows, span, turns = int(type_.shape[-2]), span_of(type_), SWIZZLES[type_.layout] // PIECE
-    if turns and first % 8:
+    lie = lie_of(memory_of(place))
+    if lie[2] and first % 8:
         raise InternalError("ptx.emit", f"row {first} of a swizzled place")
     own = e.memo.once(
-        ("piece", e.threads.number, cover.pieces, span, rows, turns),
-        lambda: piece_offset(e, *own_piece(e, cover), span, rows, turns),
+        ("piece", e.threads.number, cover.pieces, lie),
+        lambda: piece_offset(e, *own_piece(e, cover), lie),
     )
-    near = Exchanged(e, e.add(lead_address(e, place, lead), own))
-    return [
-        near.at((at * span >> 7) & (turns - 1) if turns else 0, (first + at) * span)
-        for at in cover.starts
-    ]
+    near = Exchanged(e, e.add(lead_address(e, place, lead), own), lie)
+    return [near.at(first + at, 0) for at in cover.starts]
 
 
 def pieces_of(

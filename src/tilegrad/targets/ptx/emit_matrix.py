@@ -18,7 +18,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...tile.placed import apart, kept_words
 from ...tile.row import memory_of
-from .addresses import PIECE, Exchanged, lead_address, piece_offset
+from .addresses import Exchanged, Lie, lead_address, lie_of, piece_offset
 from .element import widen_word
 from .emission import Emission
 from .moves import load_matrices
@@ -139,16 +139,15 @@ def load_operand(e: Emission, node: Node) -> None:
         return load_bytes(e, node)
     start, k_rows, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     right, warps = operands_of(e)[operand]
-    words, span, rows = e.placed.registers[operand], SWIZZLES[type_.layout], int(type_.shape[-2])
-    if not span or start % DEPTH:
+    words, lie = e.placed.registers[operand], lie_of(type_)
+    if not lie[2] or start % DEPTH:
         raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
     base = lead_address(e, place, node.inputs[2:])
-    near = Exchanged(e, e.add(base, lane_start(e, (right, warps), span, rows, k_rows)))
+    near = Exchanged(e, e.add(base, lane_start(e, (right, warps), lie, k_rows)), lie)
     for number in range(len(words) // 4):
         along = number * 16 * warps[right]
         row, column = (start, along) if k_rows else (along, start)
-        block, piece = divmod(column * type_.dtype.size // PIECE, span // PIECE)
-        where = near.at(piece, row * span + block * rows * span)
+        where = near.at(row, column * type_.dtype.size)
         load_matrices(e, where, k_rows, into=words[4 * number : 4 * number + 4])
 
 
@@ -161,28 +160,25 @@ def load_bytes(e: Emission, node: Node) -> None:
     """
     (operand, place), index = node.inputs[:2], node.inputs[2:]
     start, turned, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
-    words, span, rows = e.placed.registers[operand], SWIZZLES[type_.layout], int(type_.shape[-2])
+    words, lie = e.placed.registers[operand], lie_of(type_)
     (m, k), warps = operand.shape, e.threads.count // 32
-    if not span or start % 32 or k % 32 or m % (16 * warps) or operand not in e.placed.paired:
+    if not lie[2] or start % 32 or k % 32 or m % (16 * warps) or operand not in e.placed.paired:
         raise InternalError("ptx.emit", f"no {operand.type} comes from {type_} at {start}")
 
     def make() -> str:
         lane = e.threads.bits(0, 5)
         warp, row, matrix = e.shr(e.threads.number, 5), e.mask(lane, 7), e.shr(lane, 3)
         if turned:
-            return piece_offset(e, e.mad(matrix, 8, row), warp, span, rows, span // PIECE)
+            return piece_offset(e, e.mad(matrix, 8, row), warp, lie)
         row = e.add(e.mad(warp, 16, row), e.mul(e.mask(matrix, 1), 8))
-        return piece_offset(e, row, e.shr(matrix, 1), span, rows, span // PIECE)
+        return piece_offset(e, row, e.shr(matrix, 1), lie)
 
-    own = e.memo.once(("bytes", e.threads.number, span, rows, turned), make)
-    near = Exchanged(e, e.add(lead_address(e, place, index), own))
+    own = e.memo.once(("bytes", e.threads.number, lie, turned), make)
+    near = Exchanged(e, e.add(lead_address(e, place, index), own), lie)
     for number in range(m // (16 * warps)):
         for deep in range(0, k, 32):
             row, column = number * 16 * warps, start + deep
-            row, column = (column, row) if turned else (row, column)
-            block, piece = divmod(column // PIECE, span // PIECE)
-            where = near.at(piece, row * span + block * rows * span)
-            found = load_matrices(e, where, turned)
+            found = load_matrices(e, near.at(*((column, row) if turned else (row, column))), turned)
             first = (number * k + deep) // 4
             for at, word in enumerate(found):
                 low = first + (2 * at if turned else at + 2 * (at // 2))
@@ -190,7 +186,7 @@ def load_bytes(e: Emission, node: Node) -> None:
                 widen_word(e, place.dtype, word, turned, words[low], words[high])
 
 
-def lane_start(e: Emission, side: Side, span: int, rows: int, k_rows: bool) -> str:
+def lane_start(e: Emission, side: Side, lie: Lie, k_rows: bool) -> str:
     """The offset of the row that this lane gives to ldmatrix for the warp's first block."""
     right, warps = side
 
@@ -204,9 +200,9 @@ def lane_start(e: Emission, side: Side, span: int, rows: int, k_rows: bool) -> s
             along = e.mad(e.threads.bits(shift, warps[right].bit_length() - 1), 2, along)
         down, piece = (deep, along) if k_rows else (along, deep)
         row = e.mad(down, 8, e.mask(lane, 7))
-        return piece_offset(e, row, piece, span, rows, span // PIECE)
+        return piece_offset(e, row, piece, lie)
 
-    return e.memo.once(("lane start", e.threads.number, side, span, rows, k_rows), make)
+    return e.memo.once(("lane start", e.threads.number, side, lie, k_rows), make)
 
 
 def matrix_sync(e: Emission, node: Node) -> None:

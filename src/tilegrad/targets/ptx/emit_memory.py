@@ -148,9 +148,7 @@ def store_runs(
 @contextmanager
 def arms(e: Emission, mask: Sequence[str]) -> Iterator[Callable[[], None]]:
     """One arm for threads whose mask holds everywhere, another for the rest."""
-    whole, *rest = dict.fromkeys(mask)
-    for other in rest:
-        whole = e.and_predicates(whole, other)
+    whole = e.all_of(mask)
     apart, done = e.label("apart"), e.label("done")
 
     def otherwise() -> None:
@@ -247,17 +245,11 @@ def grain(bounds: Bounds, node: Node, axis: int) -> int:
 
     `less` of counted places and a bound both divisible by n changes only at multiples of n.
     """
-    if node.shape == () or node.shape[axis] == 1 or node.op.name == "constant":
+    node, axis = unrepeated(node, axis)
+    if axis < 0:
         return 0
-    name = node.op.name
-    if name == "broadcast":
-        inner = axis - len(node.shape) + len(node.inputs[0].shape)
-        return grain(bounds, node.inputs[0], inner) if inner >= 0 else 0
-    if (
-        name == "reshape"
-        and node.shape[axis] == node.inputs[0].shape[-1]
-        and (axis == len(node.shape) - 1)
-    ):
+    name, last = node.op.name, len(node.shape) - 1
+    if name == "reshape" and axis == last and node.shape[axis] == node.inputs[0].shape[-1]:
         return grain(bounds, node.inputs[0], len(node.inputs[0].shape) - 1)
     if name in ("bit_and", "bit_or", "bit_xor", "bit_not"):
         return math.gcd(*(grain(bounds, i, axis) for i in node.inputs))
@@ -272,14 +264,10 @@ def grain(bounds: Bounds, node: Node, axis: int) -> int:
 def counts(bounds: Bounds, node: Node, axis: int) -> int | None:
     """What divides the start of a value that counts up along an axis; None where it does
     something else."""
-    name = node.op.name
-    if node.shape == () or node.shape[axis] == 1:
-        return None
+    node, axis = unrepeated(node, axis)
+    name = node.op.name if axis >= 0 else ""
     if name == "iota":
         return 0
-    if name == "broadcast":
-        inner = axis - len(node.shape) + len(node.inputs[0].shape)
-        return counts(bounds, node.inputs[0], inner) if inner >= 0 else None
     if name == "cast":
         return counts(bounds, node.inputs[0], axis)
     if name == "add":
@@ -292,14 +280,19 @@ def counts(bounds: Bounds, node: Node, axis: int) -> int | None:
 
 def constant_along(node: Node, axis: int) -> bool:
     """Whether a value does not change along an axis."""
-    if node.shape == () or node.shape[axis] == 1 or node.op.name == "constant":
-        return True
-    if node.op.name == "broadcast":
-        inner = axis - len(node.shape) + len(node.inputs[0].shape)
-        return inner < 0 or constant_along(node.inputs[0], inner)
-    return node.op.category in ("unary", "binary") and all(
-        constant_along(i, axis) for i in node.inputs
-    )
+    node, axis = unrepeated(node, axis)
+    computed = node.op.category in ("unary", "binary")
+    return axis < 0 or (computed and all(constant_along(i, axis) for i in node.inputs))
+
+
+def unrepeated(node: Node, axis: int) -> tuple[Node, int]:
+    """What is repeated to a value, and its axis for one of the value's; -1 where that value is the
+    same all along."""
+    while node.op.name == "broadcast" and axis >= 0:
+        axis += len(node.inputs[0].shape) - len(node.shape)
+        node = node.inputs[0]
+    alike = axis < 0 or node.op.name == "constant" or node.shape == () or node.shape[axis] == 1
+    return node, -1 if alike else axis
 
 
 def uncut(bounds: Bounds, mask: Node, spread: Spread, runs: list[Run]) -> bool:

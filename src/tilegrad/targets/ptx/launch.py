@@ -119,9 +119,8 @@ class Prepared:
         stream = function.device.stream
         shape = (self.grid, (entry.threads,), entry.shared_bytes, stream, entry.cluster)
         self.config = launch_config(*shape)
-        self.dependent_config = (
-            launch_config(*shape, dependent=True) if entry.dependent else self.config
-        )
+        dependent = launch_config(*shape, dependent=True) if entry.dependent else self.config
+        self.configs = self.config, dependent  # the second where the launch before is a kernel
         self.last: tuple[int, ...] | None = None
 
     def _argument(self, kind: str, value: Any, at: int) -> None:
@@ -147,12 +146,11 @@ class Prepared:
     def start(self, dependent: bool = False) -> None:
         """Launch with the pointers set; `dependent` where the one before is a kernel."""
         if not self.empty:
-            start(self.function, self.dependent_config if dependent else self.config, self.table)
+            start(self.function, self.configs[dependent], self.table)
 
     def capture(self, dependent: bool) -> None:
         """The same on the stream that graphs are captured from."""
-        chosen = self.dependent_config if dependent else self.config
-        device = self.function.device
+        chosen, device = self.configs[dependent], self.function.device
         chosen.hStream = device.capture_stream
         try:
             start(self.function, chosen, self.table, captured=True)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -109,23 +108,22 @@ class CudaLauncher(Launcher):
         key = tuple(self.slots)
         graph = steps.graphs.get(key)
         if graph is None:
-            graph = self._graph(steps, key)
+            operations = list(self.operations(steps))
+            if len(operations) > CAPTURE_LIMIT:
+                run_directly(self.device, operations)
+                return
+            graph = steps.graphs[key] = self._graph(steps, operations)
         elif len(steps.graphs) > 1:
             steps.graphs.move_to_end(key)
         graph.launch()
 
-    def _graph(self, steps: CudaSteps, key: tuple[int, ...]) -> LaunchGraph:
-        """A graph for these addresses: the oldest one patched, or a new one."""
-        operations = list(self.operations(steps))
-        if len(operations) > CAPTURE_LIMIT:
-            return Directly(self.device, operations)  # type: ignore[return-value]
+    def _graph(self, steps: CudaSteps, operations: Sequence[Operation]) -> LaunchGraph:
+        """A graph of operations: the oldest one patched, or a new one."""
         if len(steps.graphs) >= GRAPHS:
             _, oldest = steps.graphs.popitem(last=False)
             if oldest.patch(operations):
-                steps.graphs[key] = oldest
                 return oldest
-        made = steps.graphs[key] = LaunchGraph(self.device, operations)
-        return made
+        return LaunchGraph(self.device, operations)
 
     def capture(
         self, steps: CudaSteps, slots: Sequence[int], copies: Sequence[SlotCopy]
@@ -196,18 +194,6 @@ class CudaCaptured(Captured):
             return measured(about, parts, runs, restore, whole, each)
 
 
-@dataclass
-class Directly:
-    """Stands in for a graph that would be too large."""
-
-    device: Context
-    operations: Sequence[Operation]
-
-    def launch(self) -> None:
-        """Run the operations one by one."""
-        run_directly(self.device, self.operations)
-
-
 def _is_symbolic(entry: Entry) -> bool:
     """Whether a launch depends on a Symbol."""
     sizes: list[Any] = list(entry.grid)
@@ -222,10 +208,9 @@ def _is_symbolic(entry: Entry) -> bool:
 # ---- graphs -------------------------------------------------------------------------------------
 
 
-def run_directly(
-    device: Context, operations: Iterable[Operation], after_kernel: bool = False
-) -> None:
-    """Put operations on the stream one by one; `after_kernel`: what comes before is ours."""
+def run_directly(device: Context, operations: Iterable[Operation]) -> None:
+    """Put operations on the stream one by one; the first one waits for all that came before."""
+    after_kernel = False
     for operation in operations:
         put(device, operation, after_kernel, captured=False)
         after_kernel = operation.prepared is not None

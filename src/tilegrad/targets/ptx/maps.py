@@ -44,20 +44,20 @@ RANK_LIMIT, BOX_LIMIT = 5, 256
 SIZE_LIMIT, STRIDE_LIMIT = 1 << 32, 1 << 40
 
 Sizes = tuple[int, ...]
-Shape = tuple[int, int, Sizes, Sizes, Sizes, int]  # see `shape_of`
+Shape = tuple[int, Sizes, Sizes, Sizes, int]  # see `shape_of`
 
 
 def shape_of(map_: TensorMap, symbols: Mapping[str, int] | None = None) -> Shape:
-    """Checked numbers of a map but for its address: (data type, item bytes, sizes, byte strides of
-    all axes but the innermost, box, swizzle), innermost first."""
+    """Checked numbers of a map but for its address: (data type, sizes, byte strides of all axes but
+    the innermost, box, swizzle), innermost first."""
     known = symbols or {}
-    sizes = tuple(int(evaluate(s, known)) for s in reversed(map_.sizes))
-    strides = tuple(int(evaluate(s, known)) for s in reversed(map_.strides))
-    box = tuple(int(b) for b in reversed(map_.box))
-    item = map_.dtype.size
-    bytes = tuple(s * item for s in strides[1:])
+    sizes, strides, box = (
+        tuple(int(evaluate(s, known)) for s in reversed(given))
+        for given in (map_.sizes, map_.strides, map_.box)
+    )
+    bytes = tuple(s * map_.dtype.size for s in strides[1:])
     _check(map_, sizes, strides, box, bytes)
-    return DATA_TYPES[map_.dtype.name], item, sizes, bytes, box, SWIZZLES[map_.swizzle]
+    return DATA_TYPES[map_.dtype.name], sizes, bytes, box, SWIZZLES[map_.swizzle]
 
 
 def _check(
@@ -116,20 +116,10 @@ def _check(
 
 # ---- encoding -------------------------------------------------------------------------------
 
+# the map; data type, rank; address, sizes, strides, box, steps; interleaving, swizzle, ...
+_POINTER, _CHOICE = [ctypes.c_void_p], [ctypes.c_int]
 _TYPE = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_uint32,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
+    ctypes.c_int, *_POINTER, *_CHOICE, ctypes.c_uint32, *5 * _POINTER, *4 * _CHOICE
 )
 _functions: dict[int, Any] = {}
 
@@ -156,7 +146,7 @@ def aligned(bytes: int, alignment: int = ALIGNMENT) -> tuple[Any, int]:
 @lru_cache(maxsize=16384)
 def encoded(shape: Shape, pointer: int) -> bytes:
     """The 128 bytes of a map at an address."""
-    data_type, _, sizes, strides, box, swizzle = shape
+    data_type, sizes, strides, box, swizzle = shape
     if pointer % 16:
         raise UserError(
             "a tensor map cannot begin at this address",

@@ -11,6 +11,7 @@ over the threads of the role that computes it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -233,22 +234,21 @@ class SpreadPlan:
             self._relate(x, node, lambda s: s.stack(count))
         elif name == "part":
             start, shape, own = node.attrs["start"], node.attrs["shape"], x.shape
-            self._relate(x, node, lambda s: s.part(start, shape))
-            self._relate(node, x, lambda s: s.whole(start, own))
+            self._relate(x, node, lambda s: s.part(start, shape), lambda s: s.whole(start, own))
         elif name == "transpose":
             order = node.attrs["order"]
             back = [order.index(i) for i in range(len(order))]
-            self._relate(x, node, lambda s: s.permute(order))
-            self._relate(node, x, lambda s: s.permute(back))
+            self._relate(x, node, lambda s: s.permute(order), lambda s: s.permute(back))
         elif name == "reshape":
             to, own = node.shape, x.shape
-            self._relate(x, node, lambda s: s.reshape(to))
-            self._relate(node, x, lambda s: s.reshape(own))
+            self._relate(x, node, lambda s: s.reshape(to), lambda s: s.reshape(own))
         elif name == "broadcast":
             self._relate(node, x, lambda s: broadcast_source(s, x.shape))
 
-    def _relate(self, source: Node, to: Node, make: Make) -> None:
+    def _relate(self, source: Node, to: Node, make: Make, back: Make | None = None) -> None:
         self.relations.append((source, to, make))
+        if back is not None:
+            self.relations.append((to, source, back))
 
     def _memory(self, node: Node) -> None:
         name, touch = node.op.name, touch_of(node)
@@ -410,15 +410,10 @@ def warp_grid(rows: int, columns: int, warps: int, whole_rows: bool = False) -> 
 
     A Tile too small for all of them is held by fewer, and the others do the same work.
     """
-    best = None
-    for down in (1 << i for i in range(warps.bit_length())):
-        for across in (1 << i for i in range((warps // down).bit_length())):
-            if rows % (16 * down) or columns % (8 * across):
-                continue
-            if whole_rows and across > 1:
-                continue
-            cost = (-down * across, rows // down + columns // across)
-            if best is None or cost < best[0]:
-                best = (cost, down, across)
-    assert best is not None
-    return best[1], best[2]
+    powers = [1 << i for i in range(warps.bit_length())]
+    *_, down, across = min(
+        (-down * across, rows // down + columns // across, down, across)
+        for down, across in itertools.product(powers, powers[:1] if whole_rows else powers)
+        if down * across <= warps and not rows % (16 * down) and not columns % (8 * across)
+    )
+    return down, across

@@ -38,7 +38,7 @@ from .element import (
     widen,
     wrap,
 )
-from .write import Writer
+from .write import Writer, several
 
 Row = Callable[..., str]
 F32, F64 = dtypes.float32, dtypes.float64
@@ -417,22 +417,17 @@ def _compare(name: str) -> Row:
 def _power(w: Writer, d: DType, a: str, b: str) -> str:
     """Integers by squaring; the product wraps, a negative exponent gives 0 (or 1 or -1)."""
     kind, letter = kind_of(d), type_of(d)
-    rest, base, result = w.new(kind), w.new(kind), w.new(kind)
+    rest, base, result = several(w, kind, 3)
     if d.kind == "int":
         w.put(f"max.{letter}", rest, b, "0")
     else:
         w.put(f"mov.{kind}", rest, b)
-    w.put(f"mov.{kind}", base, a)
-    w.put(f"mov.{kind}", result, "1")
-    head, end = w.label("power"), w.label("power_end")
-    w.place(head)
-    w.put("bra", end, guard=test(w, d, "eq", rest, "0"))
-    odd = test(w, d, "ne", logic(w, "and", d, rest, "1"), "0")
-    w.put(f"mul.lo.{letter}", result, result, base, guard=odd)
-    w.put(f"mul.lo.{letter}", base, base, base)
-    w.put(f"shr.u{kind[1:]}", rest, rest, "1")
-    w.put("bra", head)
-    w.place(end)
+    w.move((base, result), (a, "1"), kind)
+    with w.until(("power", "power_end"), "bra", f"eq.{letter}", rest, "0"):
+        odd = test(w, d, "ne", logic(w, "and", d, rest, "1"), "0")
+        w.put(f"mul.lo.{letter}", result, result, base, guard=odd)
+        w.put(f"mul.lo.{letter}", base, base, base)
+        w.put(f"shr.u{kind[1:]}", rest, rest, "1")
     if d.kind == "uint":
         return wrap(w, d, result)
     odd = test(w, d, "ne", logic(w, "and", d, b, "1"), "0")

@@ -18,6 +18,7 @@ from ...ir.types import Shape, row_major, unravel
 Field = tuple[int, int, int, int]  # shift, width, axis, stride
 Sides = tuple[int, int]  # rows and columns
 MOST_REGISTERS = 1024  # of one Tile in one thread
+LANES: tuple[Field, ...] = ((0, 2, 1, 2), (2, 3, 0, 1))  # of a warp that holds a matrix of 8 x 8
 
 
 @dataclass(frozen=True)
@@ -176,14 +177,10 @@ def blocked(
     Runs lie along the axis `inner` (the last where it is -1). Warps are spread over the axis
     `warps_along` first, so that what lies along the others stays within one.
     """
-    bits = _bits(shape)
-    if inner >= 0:
-        bits = [b for b in bits if b[0] == inner] + [b for b in bits if b[0] != inner]
-    wanted = threads.bit_length() - 1
+    bits, wanted = sorted(_bits(shape), key=lambda b: b[0] != inner), threads.bit_length() - 1
     run = max(0, min(vector.bit_length() - 1, len(bits) - wanted))
-    free = bits[run:]
-    lanes, free = free[: min(5, wanted)], free[min(5, wanted) :]
-    free = [b for b in free if b[0] == warps_along] + [b for b in free if b[0] != warps_along]
+    lanes, free = bits[run:][: min(5, wanted)], bits[run:][min(5, wanted) :]
+    free.sort(key=lambda b: b[0] != warps_along)
     return _assigned(shape, (lanes + free)[:wanted], inner)
 
 
@@ -212,11 +209,9 @@ def grid(shape: Sides, threads: int) -> Spread:
     rows, columns = shape
     if rows & (rows - 1) or columns & (columns - 1):
         raise InternalError("ptx.spread", f"a dot of {shape}: sizes must be powers of two")
-    down = [(0, 1 << bit) for bit in range(rows.bit_length() - 1)]
-    across = [(1, 1 << bit) for bit in range(columns.bit_length() - 1)][2:]
+    down, across = ([b for b in _bits(shape) if b[0] == axis] for axis in (0, 1))
     wanted = threads.bit_length() - 1
-    taken = across[:3]
-    across = across[3:]
+    taken, across = across[2:5], across[5:]
     while len(taken) < min(5, wanted) and down:
         taken.append(down.pop(0))
     while len(taken) < wanted and (down or across):
@@ -231,15 +226,15 @@ def accumulator(shape: Sides, warps: int) -> Spread:
     groups = warps // 4
     if warps % 4 or rows % (64 * groups) or columns % 8:
         raise InternalError("ptx.spread", f"{shape} does not fit wgmma over {warps} warps")
-    fields: list[Field] = [(0, 2, 1, 2), (2, 3, 0, 1), (5, 2, 0, 16)]
-    if groups > 1:
-        fields.append((7, groups.bit_length() - 1, 0, 64))
-    registers = tuple(
-        (block * 64 * groups + 8 * (i >> 1 & 1), 8 * (i >> 2) + (i & 1))
-        for block in range(rows // (64 * groups))
-        for i in range(columns // 2)
-    )
-    return Spread(shape, tuple(fields), registers)
+    pieces = [(i, j) for i in range(0, rows, 64 * groups) for j in range(0, columns, 8)]
+    return _of_pieces(shape, [(5, 2, 0, 16), (7, groups.bit_length() - 1, 0, 64)], pieces)
+
+
+def _of_pieces(shape: Sides, warps: Sequence[Field], pieces: list[Sides]) -> Spread:
+    """Pieces of 16 x 8 as a warp holds them."""
+    fields = (*LANES, *(field for field in warps if field[1]))
+    registers = tuple((i + 8 * (r >> 1), j + (r & 1)) for i, j in pieces for r in range(4))
+    return Spread(shape, fields, registers)
 
 
 def operand_pairs(shape: Sides, warps: int) -> Spread:
@@ -279,13 +274,8 @@ def _of_warps(
     """C of mma.m16n8 at some pieces of each warp, whose neighbours stand so far apart."""
     if shape[0] % (16 * down) or shape[1] % (width * across):
         raise InternalError("ptx.spread", f"{shape} does not fit mma over {down}x{across} warps")
-    fields: list[Field] = [(0, 2, 1, 2), (2, 3, 0, 1)]
-    if across > 1:
-        fields.append((5, across.bit_length() - 1, 1, apart[1]))
-    if down > 1:
-        fields.append((5 + across.bit_length() - 1, down.bit_length() - 1, 0, apart[0]))
-    registers = tuple((i + 8 * (r >> 1), j + (r & 1)) for i, j in pieces for r in range(4))
-    return Spread(shape, tuple(fields), registers)
+    high, wide = (n.bit_length() - 1 for n in (down, across))
+    return _of_pieces(shape, [(5, wide, 1, apart[1]), (5 + wide, high, 0, apart[0])], pieces)
 
 
 def operand_words(shape: Sides, down: int) -> Spread:
@@ -296,6 +286,6 @@ def operand_words(shape: Sides, down: int) -> Spread:
 def operand_rows(shape: Sides, down: int) -> Spread:
     """B of mma.m16n8k16, stored (n, k); each warp has rows of its own."""
     each = shape[0] // down
-    fields = ((0, 2, 1, 2), (2, 3, 0, 1), (5, down.bit_length() - 1, 0, each))
+    fields = (*LANES, (5, down.bit_length() - 1, 0, each))
     columns = (0, 1, 8, 9)
     return Spread(shape, fields, tuple((row, c) for row in range(0, each, 8) for c in columns))

@@ -57,15 +57,16 @@ def _measured(nearest: Target, properties: Mapping[str, Any]) -> Target:
     # kilohertz, two transfers a clock, bits: zero where the driver no longer says
     peak = 2e3 * properties.get("memory_clock_rate", 0) / 8
     peak *= properties.get("global_memory_bus_width", 0)
-    memories["global"] = replace(
-        space,
-        bytes=given("total_memory", space.bytes),
-        bytes_per_second=min(rate, REACHED * peak) if peak else rate,
-    )
-    l2, shared = memories["l2"], memories["shared"]
-    memories["l2"] = replace(l2, bytes=given("l2_cache_size", l2.bytes))
-    most = given("max_shared_memory_per_block_optin", shared.bytes)
-    memories["shared"] = replace(shared, bytes=most)
+    rate = min(rate, REACHED * peak) if peak else rate
+    memories["global"] = replace(space, bytes_per_second=rate)
+    for memory, attribute in (
+        ("global", "total_memory"),
+        ("l2", "l2_cache_size"),
+        ("shared", "max_shared_memory_per_block_optin"),
+    ):
+        bytes_ = given(attribute, memories[memory].bytes)
+        memories[memory] = replace(memories[memory], bytes=bytes_)
+    most = memories["shared"].bytes
     if "cluster" in memories:
         memories["cluster"] = replace(memories["cluster"], bytes=limits["cluster"] * most)
     limits["shared_bytes_per_block"] = most

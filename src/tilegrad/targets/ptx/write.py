@@ -7,9 +7,9 @@ every line goes through `put`, which the tests hold to the forms that ptxas know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 KINDS = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%d"}
@@ -98,6 +98,10 @@ class Writer:
     shl, shr = map(_on_two, ("shl.b32", "shr.u32"))  # shr of what is not negative
     mask, xor = map(_on_two, ("and.b32", "xor.b32"))
     and_predicates = _on_two("and.pred")
+
+    def all_of(self, predicates: Iterable[str]) -> str:
+        """A predicate that holds where all of some do."""
+        return reduce(self.and_predicates, dict.fromkeys(predicates))
 
     def mad(self, a: str, b: str | int, c: str) -> str:
         """a * b + c."""
