@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..ir.node import Node
 from ..ir.symbol import loop_index, round_up
@@ -28,40 +28,25 @@ Life = tuple[int, int]
 
 
 def find_lives(lowering: Lowering, schedule: Schedule) -> None:
-    """The pass: when each Slot lives."""
-    frame = lowering.frame
-    set_lives(schedule, frame.loops, frame.pairs, frame.always)
-
-
-def plan_arena(lowering: Lowering, schedule: Schedule) -> None:
-    """The pass: an offset in the arena for each scratch Slot."""
-    plan_memory(schedule)
-
-
-def set_lives(
-    schedule: Schedule,
-    loops: Sequence[Life] = (),
-    pairs: Sequence[tuple[int, int]] = (),
-    always: Iterable[int] = (),
-) -> None:
-    """First and last Kernel of each Slot: as touched, widened over `loops` (inner ones first),
-    equal for `pairs` that are swapped, all of the run for `always`. Aliases count for owners."""
-    last = len(schedule.kernels)
+    """The pass: first and last Kernel of each Slot: as touched, widened over loops (inner ones
+    first), equal for pairs that are swapped, all of the run for those that jumps read. Aliases
+    count for owners."""
+    frame, last = lowering.frame, len(schedule.kernels)
     lives: dict[int, Life] = {}
     touched = [(n, s) for n, k in enumerate(schedule.kernels) for x in k.steps for s in slots_of(x)]
     touched += [(last, out) for out in schedule.outputs]
-    touched += [(n, s) for s in always for n in (0, last)]
+    touched += [(n, s) for s in frame.always for n in (0, last)]
     for number, slot in touched:
         widen(lives, schedule.storage(slot), (number, number))
     before: dict[int, Life] = {}
     while before != lives:
         before = dict(lives)
-        for a, b in pairs:
+        for a, b in frame.pairs:
             found = [lives[x] for x in (schedule.storage(a), schedule.storage(b)) if x in lives]
             for x in (a, b):
                 for life in found:
                     widen(lives, schedule.storage(x), life)
-        for loop in loops:
+        for loop in frame.loops:
             for slot, (first, end) in lives.items():
                 meets = first <= loop[1] and loop[0] <= end
                 if meets and not (loop[0] <= first and end <= loop[1]):
@@ -70,15 +55,19 @@ def set_lives(
         found_slot.first, found_slot.last = lives.get(found_slot.number, (0, -1))
 
 
+def plan_arena(lowering: Lowering, schedule: Schedule) -> None:
+    """The pass: an offset in the arena for each scratch Slot."""
+    plan_memory(schedule)
+
+
 def widen(lives: dict[int, Life], slot: int, life: Life) -> None:
     """Let a Slot live over some Kernels too."""
     first, end = lives.get(slot, life)
     lives[slot] = (min(first, life[0]), max(end, life[1]))
 
 
-def plan_memory(schedule: Schedule) -> int:
-    """Give every scratch Slot an offset in the arena of its Device; returns the bytes of the
-    Schedule's own (the peak)."""
+def plan_memory(schedule: Schedule) -> None:
+    """Give every scratch Slot an offset in the arena of its Device."""
     waiting: dict[str, list[Slot]] = {"": []}
     for s in schedule.slots:
         if s.kind == "scratch" and s.alias is None and s.first <= s.last:
@@ -87,7 +76,6 @@ def plan_memory(schedule: Schedule) -> int:
         top = largest_first(slots) if len(slots) <= MANY else in_turn(slots)
         schedule.arenas[device] = _lines(top)
     schedule.arena_bytes = schedule.arenas.pop("")
-    return schedule.arena_bytes
 
 
 def largest_first(waiting: Sequence[Slot]) -> int:

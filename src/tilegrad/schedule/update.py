@@ -146,12 +146,12 @@ class VectorUpdate(Update):
         if self.once():
             grid, (number, own) = self.sheet.programs(lead, blocks)
             self.row(number, own * block, rest, block, lanes)
-            return [self.sheet.end((grid,))]
+            return [self.sheet.end(grid)]
         start = self.b.program(0, blocks) * block
         for i in self.b.each("i", 0, lead):
             with self.e.scope():
                 self.row(i, start, rest, block, lanes)
-        return [self.sheet.end((blocks,))]
+        return [self.sheet.end(blocks)]
 
     def lanes(self, rest: Size) -> int:
         """Vector lanes along the unindexed elements."""

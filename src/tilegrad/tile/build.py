@@ -237,6 +237,25 @@ class BodyBuilder:
         """The elements of a tile in another shape."""
         return self.add(ops.reshape(x, shape=shape))
 
+    def iota(self, size: int, dtype: DType = int64) -> Node:
+        """0 .. size-1."""
+        return self.add(ops.iota(size=size, dtype=dtype))
+
+    def line(self, start: Size, size: int, stride: int = 1) -> Node:
+        """start, start + stride, ... as a tile."""
+        steps = self.iota(size)
+        if stride != 1:
+            steps = self.apply("multiply", steps, stride)
+        return self.apply("add", self.index(start), steps)
+
+    def extract(self, x: Node, index: int = 0) -> Node:
+        """One index of the first axis of a tile."""
+        return self.add(ops.extract(x, index=index))
+
+    def part(self, x: Node, start: Shape, shape: Shape) -> Node:
+        """A rectangle of a tile, from the index `start` on."""
+        return self.add(ops.part(x, start=start, shape=shape))
+
     def turned(self, rows: Sequence[Node]) -> Node:
         """A matrix whose columns are these."""
         return self.add(ops.transpose(self.add(ops.stack_rows(*rows)), order=(1, 0)))
@@ -248,13 +267,25 @@ class BodyBuilder:
         memory: Node,
         index: Sequence[Size],
         shape: Shape = (),
-        axes: Shape = (),
+        axes: Shape | None = None,
         mask: Node | None = None,
     ) -> Node:
-        """A tile at an index."""
-        at = [self.index(i) for i in index]
-        at += self._masks(mask, shape)
+        """A tile at an index; its axes are the Memory's last ones unless others are named."""
+        at, axes = self._at(memory, index, shape, axes, mask)
         return self.do(ops.load, memory, *at, shape=shape, axes=axes, masked=mask is not None)
+
+    def _at(
+        self,
+        memory: Node,
+        index: Sequence[Size],
+        shape: Shape,
+        axes: Shape | None,
+        mask: Node | None,
+    ) -> tuple[list[Node], Shape]:
+        """The inputs of an op for an index and a mask, and the axes of a tile."""
+        rank = len(memory.shape)
+        along = tuple(range(rank - len(shape), rank)) if axes is None else axes
+        return [*map(self.index, index), *self._masks(mask, shape)], along
 
     def _masks(self, mask: Node | None, shape: Shape) -> list[Node]:
         """A mask as the last input of an op, if there is one."""
@@ -269,12 +300,11 @@ class BodyBuilder:
         memory: Node,
         value: Node,
         index: Sequence[Size],
-        axes: Shape = (),
+        axes: Shape | None = None,
         mask: Node | None = None,
     ) -> None:
-        """Write a tile at an index."""
-        at = [self.index(i) for i in index]
-        at += self._masks(mask, value.shape)
+        """Write a tile at an index, as `load` reads it."""
+        at, axes = self._at(memory, index, value.shape, axes, mask)
         self.do(ops.store, memory, value, *at, axes=axes, masked=mask is not None)
 
     def prefetch(self, memory: Node, *index: Size, to: str = "l1") -> None:

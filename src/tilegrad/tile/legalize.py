@@ -124,7 +124,7 @@ def _strided(into: Pieces, inner: Source, order: Shape, shape: Shape) -> Source:
         start: Size = 0
         for i, stride in zip(index, strides):
             start = start + i * stride
-        return into.b.gather(place, into.line(start, lanes, strides[-1]))
+        return into.b.gather(place, into.b.line(start, lanes, strides[-1]))
 
     return Source(shape, inner.dtype, piece)
 
@@ -153,7 +153,7 @@ def _reduce(into: Pieces, node: Node) -> None:
             for k in b.each("k", 1, inner.shape[axis], 1, total):
                 more = inner.piece((*index[:axis], k, *index[axis:]), lanes)
                 total[:] = [b.apply(COMBINE[kind], total[0], more)]
-            b.store(place, total[0], index, (len(node.shape) - 1,))
+            b.store(place, total[0], index)
     into.give(node, into.stored(place, node.shape))
 
 
@@ -209,10 +209,10 @@ def _vector_dot(into: Pieces, node: Node) -> Source:
     def tile(i: Size, j: Size, rows: int) -> None:
         total = [_corner(into, c, i, j, (rows, columns), wide)]
         for p in into.b.each("k", 0, depth, 1, total, unroll=4 if depth % 4 == 0 else 1):
-            x = into.b.load(left, (i, p), (rows, 1), (0, 1))
-            y = into.b.load(right, (p, j), (1, columns), (0, 1))
+            x = into.b.load(left, (i, p), (rows, 1))
+            y = into.b.load(right, (p, j), (1, columns))
             total[:] = [into.b.do(ops.dot, x, y, total[0])]
-        into.b.store(place, total[0], (i, j), (0, 1))
+        into.b.store(place, total[0], (i, j))
 
     for j in into.along("column", n, columns):
         for i in into.b.each("row", 0, whole, rows, bounds=(0, max(0, whole - rows))):
@@ -228,7 +228,7 @@ def _corner(
 ) -> Node:
     """A small tile of a value."""
     if c.place is not None and c.dtype is dtype:
-        return into.b.load(c.place, (i, j), shape, (0, 1))
+        return into.b.load(c.place, (i, j), shape)
     rows = [into.b.cast(c.piece((i + r, j), shape[1]), dtype) for r in range(shape[0])]
     return into.b.do(ops.stack_rows, *rows)
 
@@ -455,15 +455,15 @@ def _packed(into: Pieces, source: Source, together: int) -> Node:
     if source.turned is not None:  # from (n, k), where they lie side by side already
         inner = into.kept(source.turned)
         for p, j in into.blocks((depth // together, n), (SIDE, SIDE)):
-            tile = b.load(inner, (j, p * together), (SIDE, SIDE * together), (0, 1))
+            tile = b.load(inner, (j, p * together), (SIDE, SIDE * together))
             tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE, together))
             tile = b.do(ops.transpose, tile, order=(1, 0, 2))
             tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE * together))
-            b.store(place, tile, (p, j * together), (0, 1))
+            b.store(place, tile, (p, j * together))
         return place
     for p, j in into.blocks((depth // together, n), (1, SIDE)):
         rows = [source.piece((p * together + r, j), SIDE) for r in range(together)]
         lines = b.do(ops.transpose, b.do(ops.stack_rows, *rows), order=(1, 0))
         line = b.do(ops.reshape, lines, shape=(SIDE * together,))
-        b.store(place, line, (p, j * together), (1,))
+        b.store(place, line, (p, j * together))
     return place

@@ -82,7 +82,7 @@ class FlatTiles(ThreadPart):
         else:
             write(False)
         warps = space.threads_for(many * lanes, self.each) // WARP
-        return [self.sheet.end((grid,), warps=warps)]
+        return [self.sheet.end(grid, warps=warps)]
 
     def _tail_fits(self, inner: Size, lanes: int) -> bool:
         """Whether a masked tile costs nothing: vectors are wholly inside or outside."""

@@ -21,7 +21,7 @@ from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum, power_of_two
 from ...ir.types import product
 from ...tile.numeric import COMBINE
-from ..access import Index, atom_of, depends, offset_of
+from ..access import Place, atom_of, depends, offset_of
 from ..family import Bodies, Made
 from ..lines import Accumulators
 from ..lowering import Lowering
@@ -168,7 +168,7 @@ def lower_pair(pair: Pair, target: Target, name: str) -> Bodies:
     programs = max(1, min(programs, high(rows) // 8))
     sheet = space.sheet(name, after=parts_of(sums, programs * columns, "result"))
     PairRows(space, sheet, sums).over_rows(rows, columns, lanes, programs)
-    first = sheet.end((programs,), warps=threads // WARP, resident=resident)
+    first = sheet.end(programs, warps=threads // WARP, resident=resident)
     own = pair.second.inputs = _reads_after(pair.second, values, set(pair.first.values))
     last = ThreadSpace(pair.second, target, name)
     last.settle(columns)
@@ -208,12 +208,12 @@ class PairRows(HeldRows):
             for x, place in zip(state, self.sheet.others.values()):
                 e.store(place, x, p * columns + lane)
 
-    def first_reads(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
+    def first_reads(self, row: Size, lane: Size) -> list[Place]:
         """Full rows that are read at a row, in a fixed order: they are asked for ahead."""
         found = self.reads_at(row, lane)
         return [(n, i) for n, i in found if product(n.shape) == self.space.region.total][:3]
 
-    def reads_at(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
+    def reads_at(self, row: Size, lane: Size) -> list[Place]:
         """What is read at a row without a guard."""
         space = self.space
         starts = space.expressions_at(space.reduces, space.region.stored, row, lane)

@@ -71,7 +71,7 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
         tile.load_first(row, lane)
         tile.reduce_stages(row, lane)
         tile.write_all(row, lane)
-    return [sheet.end((grid,), warps=space.threads_for(many * lanes, each) // WARP)]
+    return [sheet.end(grid, warps=space.threads_for(many * lanes, each) // WARP)]
 
 
 def rows_held(space: ThreadSpace, rows: int, lanes: int, each: int) -> int:
@@ -163,7 +163,7 @@ def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
     sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
     for v, place in zip(space.reduces, sheet.others.values()):
         sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), row * parts + part)
-    return [sheet.end((grid,), warps=WARPS), last_parts(space, rows, parts)]
+    return [sheet.end(grid, warps=WARPS), last_parts(space, rows, parts)]
 
 
 def in_parts(count: Size, parts: int, unit: int) -> tuple[int, int]:
@@ -182,7 +182,7 @@ def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
         partials = zip(space.reduces, sheet.others.values())
         tile.bind_totals(row, [(v, e._load(place, at)) for v, place in partials])
         tile.row_results(row, 1)
-    return sheet.end((rows,), warps=space.threads_for(lanes, 4) // WARP)
+    return sheet.end(rows, warps=space.threads_for(lanes, 4) // WARP)
 
 
 # ---- by columns ----------------------------------------------------------------------------------
@@ -204,12 +204,12 @@ def by_columns(space: ThreadSpace) -> Bodies:
     if parts == 1:
         sheet = space.sheet(space.name)
         grid = Columns(space, sheet, block, deep).programs(count, 1, None)
-        return [sheet.end((grid,), warps=warps)]
+        return [sheet.end(grid, warps=warps)]
     _, parts = in_parts(count, parts, deep)
     left = parts_of(space.reduces, results * parts, "result")
     sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
     grid = Columns(space, sheet, block, deep).programs(count, parts, list(sheet.others.values()))
-    return [sheet.end((grid,), warps=warps), sum_parts(space, results, parts)]
+    return [sheet.end(grid, warps=warps), sum_parts(space, results, parts)]
 
 
 def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
@@ -232,7 +232,7 @@ def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
                     (totals[n],) = columns.sums.take(v, x, x, e.inside(), [totals[n]])
         columns.bind(space.reduces, lane, totals)
         columns.write_rows(space.region.stored, lane)
-    return sheet.end((grid,), warps=space.threads_for(deep * block, EACH) // WARP)
+    return sheet.end(grid, warps=space.threads_for(deep * block, EACH) // WARP)
 
 
 class Columns(Reductions, ThreadPart):

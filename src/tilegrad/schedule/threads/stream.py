@@ -90,7 +90,7 @@ class StreamedRows(Sweeper):
         last = whole * programs + p
         second = self.end_row(last, found[:width], self.tiles_of(found[width:]))
         self.empty(second)
-        return [self.sheet.end((programs,), warps=WARPS, resident=1)]
+        return [self.sheet.end(programs, warps=WARPS, resident=1)]
 
     def sweeps_at(self, row: Size) -> list[Sweep]:
         """The two sweeps over a row."""
@@ -142,14 +142,12 @@ class StreamedRows(Sweeper):
         """Tiles of a turn into shared memory."""
         for k, tile in enumerate(tiles):
             for place, x in zip(self.kept.held, tile):
-                self.b.store(place, x, (base + k * self.lanes,), (0,))
+                self.b.store(place, x, (base + k * self.lanes,))
 
     def kept_tiles(self, base: Size) -> Raw:
         """Tiles of a turn from shared memory."""
         starts = (base + k * self.lanes for k in range(TILES))
-        return [
-            [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.kept.held] for at in starts
-        ]
+        return [[self.b.load(p, (at,), (self.lanes,)) for p in self.kept.held] for at in starts]
 
     def write_tiles(self, sweep: Sweep, base: Size, tiles: Raw, whole: int = TILES) -> None:
         """What a sweep writes of tiles that are there. Where it asks which lane is at a place, it
