@@ -139,8 +139,7 @@ def _known(node: Node) -> int:
 
 def check_body(body: Body, kind: str, target: Target) -> Body:
     """The pass: races, deadlock and fences of a library kernel with what fusion has put into it."""
-    placed = any(node.op.name in PLACED_OPS for node in body.block.all_nodes())
-    if placed and kind != "call":
+    if kind != "call" and body.block.find(*PLACED_OPS):
         verify_body(body, "placed", target, "schedule.call")
         require(body, target, "schedule.call")
     return body

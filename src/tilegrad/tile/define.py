@@ -305,8 +305,7 @@ class Instance:
         return made
 
     def _traced(self, filled: Plan, guards: bool) -> Launches:
-        own = {n: v for n, v in vars(self.plan).items() if v is not None}
-        full = Plan(**{**vars(filled), **own})
+        full = self.plan.over(filled)
         return self.definition.trace(self.given, self.plan, full, guards, self.values)
 
 
