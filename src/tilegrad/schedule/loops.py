@@ -263,7 +263,9 @@ class ColumnLoops(Reductions):
         stages = space.stages()
         for stage in range(1, stages + 1):
             self.column_stage(space.at_stage(stage), stage)
-        self.column_results(stages)
+        for row, place in self.over_block():
+            self.known_results(stages + 1, row, place)
+            self.write_rows(space.region.stored, row)
         return grid
 
     def accumulators(self, node: Node, block: int) -> list[Node]:
@@ -368,9 +370,3 @@ class ColumnLoops(Reductions):
             for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
                 at = substitute(offset, {e.lane: e.base + part})
                 b.prefetch(self.sheet.inputs[node], at)
-
-    def column_results(self, stages: int) -> None:
-        """Write results and what follows from them."""
-        for row, place in self.over_block():
-            self.known_results(stages + 1, row, place)
-            self.write_rows(self.space.region.stored, row)

@@ -160,7 +160,9 @@ def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) 
         return 0
     for read, at in zip(reads, slots):
         owner = schedule.slots[schedule.storage(at)]
-        if _may_take(result, owner, number) and at_own_element(region, read, values):
+        same = owner.type.dtype.size == result.type.dtype.size and owner.bytes == result.bytes
+        dies = owner.kind == "scratch" and owner.first < number == owner.last
+        if same and dies and at_own_element(region, read, values):
             result.alias = owner.number
             owner.last = max(owner.last, result.last)
             if len(stored) == 1 and only_moves(stored[0], read):
@@ -172,11 +174,6 @@ def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) 
 def only_moves(node: Node, read: Node) -> bool:
     """Whether a value is another one's elements, moved and nothing else."""
     return base_of(node, {read}) is read
-
-
-def _may_take(result: Slot, owner: Slot, number: int) -> bool:
-    same = owner.type.dtype.size == result.type.dtype.size and owner.bytes == result.bytes
-    return owner.kind == "scratch" and owner.first < number == owner.last and same
 
 
 def at_own_element(region: Region, read: Node, values: set[Node]) -> bool:

@@ -99,20 +99,13 @@ class Pieces:
 
     def cheap(self, node: Node) -> Source:
         """A constant, an iota or a broadcast, made anew."""
-        if node.op is ops.iota:
-            return self.iota(node)
         if node.op is ops.broadcast:
             return self.repeated(node)
-        value, dtype = node.attrs["value"], node.dtype
-        return Source(node.shape, dtype, lambda _, n: self.b.constant(value, dtype, (n,)))
-
-    def iota(self, node: Node) -> Source:
-        """0, 1, 2, ..."""
-
-        def piece(index: Indices, lanes: int) -> Node:
-            return self.b.cast(self.b.line(index[0], lanes), node.dtype)
-
-        return Source(node.shape, node.dtype, piece)
+        b, dtype = self.b, node.dtype
+        if node.op is ops.iota:
+            return Source(node.shape, dtype, lambda at, n: b.cast(b.line(at[0], n), dtype))
+        value = node.attrs["value"]
+        return Source(node.shape, dtype, lambda _, n: b.constant(value, dtype, (n,)))
 
     def repeated(self, node: Node) -> Source:
         """A broadcast."""
@@ -134,12 +127,8 @@ class Pieces:
         def piece(index: Indices, lanes: int) -> Node:
             live = iter([i for i, s in zip(index, shape) if s != 1])
             own = tuple(next(live) if s != 1 else 0 for s in inner.shape)
-            if lanes > 1 or not inner.shape or inner.shape[-1] == shape[-1]:
-                return inner.piece(own, lanes)
-            return inner.piece(own, 1)
+            return inner.piece(own, lanes)
 
-        if shape and inner.shape and shape[-1] == 1 != inner.shape[-1]:
-            return Source(shape, inner.dtype, piece, depth=inner.depth + 1)  # pieces of one element
         if shape and shape[-1] != 1 and inner.shape[-1] == 1:
             return self.keep(Source(inner.shape, inner.dtype, inner.piece), shape)
         return Source(shape, inner.dtype, piece, depth=inner.depth + 1)

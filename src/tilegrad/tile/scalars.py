@@ -332,12 +332,7 @@ class _Loop:
         if name == "multiply" and any(b is not None for b in by):
             return (period, shifts[0] * by[1]) if by[1] is not None else (period, shifts[1] * by[0])
         divisor = by[1] if len(by) > 1 else None
-        if divisor and name in (
-            "floor_divide",
-            "unsigned_divide",
-            "remainder",
-            "unsigned_remainder",
-        ):
+        if divisor and name.endswith(("divide", "remainder")):
             more = abs(divisor) // gcd(divisor, shifts[0])
             divides = name.endswith("divide")
             return period * more, shifts[0] * more // divisor if divides else 0

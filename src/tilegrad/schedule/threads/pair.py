@@ -57,7 +57,8 @@ def pair_up(lowering: Lowering) -> None:
             continue
         for at, region in enumerate(found):
             first = region.first if isinstance(region, Pair) else region
-            if not second.needs >> first.number & 1 and not _shares(first, second):
+            shared = any(product(n.shape) == first.total for n in first.reads & second.reads)
+            if not second.needs >> first.number & 1 and not shared:
                 continue
             joined = _with(region.second, second) if isinstance(region, Pair) else second
             if not _fits(first, joined, values):
@@ -101,11 +102,6 @@ def _join(
         "reads": first.reads | second.reads,
     }
     return Pair(**{**vars(first), **together}, first=first, second=second)
-
-
-def _shares(first: Region, second: Region) -> bool:
-    """Whether both read the same large array."""
-    return any(product(n.shape) == first.total for n in first.reads & second.reads)
 
 
 def _fits(first: Region, second: Region, values: set[Node]) -> bool:

@@ -240,7 +240,7 @@ class Columns(Reductions, ThreadPart):
 
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, block: int, deep: int) -> None:
         super().__init__(space, sheet, deep)
-        self.block, self.deep = block, deep
+        self.block = block
 
     def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
         """One program: its block of results over its part of the reduced axis."""
@@ -250,7 +250,7 @@ class Columns(Reductions, ThreadPart):
         sizes = (floor_divide(results, inner), blocks, parts)
         grid, (outer, block, part) = self.sheet.programs(*sizes)
         base = block * self.block
-        length, _ = in_parts(count, parts, self.deep)
+        length, _ = in_parts(count, parts, self.lanes)
         start: Size = part * length
         stop = minimum(start + length, count) if parts > 1 else count
         with self.e.vector(base, self.block, inner) as lane:
@@ -269,7 +269,7 @@ class Columns(Reductions, ThreadPart):
         self, reduces: Sequence[Node], row: Size, outer: Size, base: Size, start: Size, stop: Size
     ) -> None:
         """Take the reduced elements from start to stop and bind what the reductions gave."""
-        b, e, inner, deep = self.b, self.e, self.space.inner, self.deep
+        b, e, inner, deep = self.b, self.e, self.space.inner, self.lanes
         span = stop - start
         middle = start + floor_divide(span, deep) * deep
 
@@ -289,14 +289,14 @@ class Columns(Reductions, ThreadPart):
 
     def tile_shape(self) -> tuple[int, ...]:
         """The shape of a tile."""
-        if self.deep > 1:
-            return (self.deep, self.block)
+        if self.lanes > 1:
+            return (self.lanes, self.block)
         return (self.block,) if self.block > 1 else ()
 
     def bind(self, reduces: Sequence[Node], row: Size, values: list[Node]) -> None:
         """Add up the rows of the accumulators and say what each reduction gave."""
         alone = {v: own[-1] for v, own in shared_out(reduces, values)}
-        found = self.combined(reduces, values) if self.deep > 1 else alone
+        found = self.combined(reduces, values) if self.lanes > 1 else alone
         for v, x in found.items():
             if x.shape == (1,):  # a block of one result is a scalar
                 x = self.b.reshape(x, ())

@@ -17,11 +17,10 @@ results depend on shapes and the Target alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...core.dtype import DType, int32, int64
-from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
@@ -150,6 +149,10 @@ class ScratchSort:
 
     stored: Sequence[Node] = ()  # what the last launch writes; else pairs stay in scratch
     descending = False
+    # A tile of a line from a place on as pairs, padded, and the elements' places in the line; and
+    # what writes sorted pairs as results.
+    take: Callable[[ThreadSheet, Network, Size, Size], tuple[Pair, Node]]
+    give: Callable[[ThreadSheet, Size, Size, Pair], None]
 
     def __init__(
         self, name: str, reads: list[Node], lines: Size, padded: int, dtype: DType
@@ -158,14 +161,6 @@ class ScratchSort:
         self.padded, self.dtype = padded, dtype
         size = lines * padded
         self.scratch = [("keys", Array((size,), dtype)), ("numbers", Array((size,), int32))]
-
-    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
-        """A tile of a line as pairs, padded; and the elements' places in the line."""
-        raise InternalError("schedule.sort", f"{self.name} takes no pairs")
-
-    def give(self, sheet: ThreadSheet, line: Size, start: Size, pair: Pair) -> None:
-        """Write sorted pairs as results."""
-        raise InternalError("schedule.sort", f"{self.name} has no results")
 
     def launches(self) -> Bodies:
         """Chunks sorted into scratch, then doublings over it."""

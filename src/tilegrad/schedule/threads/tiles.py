@@ -186,7 +186,7 @@ class TileEvaluator(ExponentEvaluator):
         if not varying and (guard is None or not guard.shape):
             return b.load(memory, (offset,), mask=guard)
         found = self._affine(offset, varying) if varying else None
-        if found is None or (guard is not None and not _reaches(self, guard, found)):
+        if found is None or not _reaches(self, guard, found):
             return self._gathered(memory, offset, guard)
         by_row, by_lane, start = found
         bytes_ = self.lanes * (self.rows + 8) * memory.dtype.size
@@ -272,14 +272,11 @@ class TileEvaluator(ExponentEvaluator):
             b.store(memory, value, (offset,))
             return
         found = self._affine(offset, varying)
-        if found is None or (only is not None and not _reaches(self, only, found)):
+        seen = self._seen(memory, *found) if found and _reaches(self, only, found) else None
+        if found is None or seen is None:
             self._scattered(memory, value, offset, only)
             return
-        by_row, by_lane, start = found
-        seen = self._seen(memory, by_row, by_lane, start)
-        if seen is None:
-            self._scattered(memory, value, offset, only)
-            return
+        by_row, by_lane, _ = found
         shape, axes, mask = self._span(by_row, by_lane, only)
         if by_row == 0 and len(value.shape) == 2:  # of one element of an axis: others are nothing
             value = b.extract(value)
@@ -361,9 +358,9 @@ def _fits(base: Size, count: int, size: Size) -> bool:
     return begins and modulo(size, count) == 0 and modulo(base, count) == 0
 
 
-def _reaches(e: TileEvaluator, guard: Node, found: tuple[Size, Size, Size]) -> bool:
+def _reaches(e: TileEvaluator, guard: Node | None, found: tuple[Size, Size, Size]) -> bool:
     """Whether a guard is no larger than what an affine read gives."""
-    if not guard.shape:
+    if guard is None or not guard.shape:
         return True
     by_row, by_lane, _ = found
     if by_row != 0 and by_lane != 0:

@@ -254,7 +254,17 @@ class UpdateLowering(Update):
 
     def sorts(self) -> Bodies:
         """The same by a sorting network over pairs in scratch."""
-        return DestinationSort(self).launches()
+        sort = ScratchSort(self.name, self.reads, 1, self.padded, self.key_dtype)
+        sort.take = self.take
+        return sort.launches()
+
+    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
+        """Pairs of (destination, number); see `ScratchSort`."""
+        self.write_to(sheet)
+        b, e, numbers = sheet.b, sheet.e, net.numbers(start)
+        with e.vector(start, net.size, self.count) as lane:
+            key = b.broadcast(self.destination(lane), (net.size,))
+            return [b.where(e.lane_mask, key, net.last()), numbers], numbers
 
     def runs(self) -> Made:
         """How many pairs have the same destination, at the first of them; 0 at the others."""
@@ -347,22 +357,6 @@ class UpdateLowering(Update):
                     found[0] = b.apply("where", live, new, found[0])
             e.store(memory["state"], found[0], where, owns)
         return self.sheet.end(grid, warps=4)
-
-
-class DestinationSort(ScratchSort):
-    """Pairs of (destination, number) of an update."""
-
-    def __init__(self, update: UpdateLowering) -> None:
-        super().__init__(update.name, update.reads, 1, update.padded, update.key_dtype)
-        self.update = update
-
-    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
-        """See `ScratchSort`."""
-        self.update.write_to(sheet)
-        b, e, numbers = sheet.b, sheet.e, net.numbers(start)
-        with e.vector(start, net.size, self.update.count) as lane:
-            key = b.broadcast(self.update.destination(lane), (net.size,))
-            return [b.where(e.lane_mask, key, net.last()), numbers], numbers
 
 
 def lower_update(region: Region, target: Target, name: str) -> Bodies:
