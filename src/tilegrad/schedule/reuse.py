@@ -74,7 +74,7 @@ def plan_memory(schedule: Schedule) -> None:
             waiting.setdefault(s.device, []).append(s)
     for device, slots in waiting.items():
         top = largest_first(slots) if len(slots) <= MANY else in_turn(slots)
-        schedule.arenas[device] = _lines(top)
+        schedule.arenas[device] = round_up(top, LINE)
     schedule.arena_bytes = schedule.arenas.pop("")
 
 
@@ -92,7 +92,7 @@ def largest_first(waiting: Sequence[Slot]) -> int:
                 if end > offset:
                     offset = end
         slot.offset = offset
-        bisect.insort(placed, (offset, _lines(offset + size), first, last))
+        bisect.insort(placed, (offset, round_up(offset + size, LINE), first, last))
         top = max(top, offset + size)
     return top
 
@@ -106,8 +106,8 @@ def in_turn(waiting: Sequence[Slot]) -> int:
         while ending and ending[0][0] < slot.first:
             over = heapq.heappop(ending)[2]
             assert over.offset is not None
-            _give_back(gaps, over.offset, _lines(over.bytes))
-        size = _lines(slot.bytes)
+            _give_back(gaps, over.offset, round_up(over.bytes, LINE))
+        size = round_up(slot.bytes, LINE)
         at = next((i for i, gap in enumerate(gaps) if gap[1] >= size), None)
         if at is None:
             slot.offset, top = top, top + size
@@ -127,10 +127,6 @@ def _give_back(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
         at -= 1
         offset, size = gaps[at][0], gaps.pop(at)[1] + size
     gaps.insert(at, (offset, size))
-
-
-def _lines(bytes: int) -> int:
-    return round_up(bytes, LINE)
 
 
 # ---- in place ------------------------------------------------------------------------------------

@@ -79,6 +79,29 @@ def _term_text(term: tuple[tuple[Expr, ...], int]) -> str:
     return "*".join(sorted(map(repr, term[0])))
 
 
+def _sum(b: BodyBuilder, value: Expr) -> Node:
+    total: Node | None = None
+    for product, factor in sorted(value.terms, key=_term_text):
+        term: Node | None = None
+        for atom in sorted(product, key=repr):
+            node = b.index(atom)
+            term = node if term is None else b.apply("multiply", term, node)
+        assert term is not None
+        if factor != 1:
+            term = b.apply("multiply", term, factor)
+        total = term if total is None else b.apply("add", total, term)
+    assert total is not None
+    if value.constant:
+        total = b.apply("add", total, value.constant)
+    return total
+
+
+def _along(memory: Node, shape: Shape, axes: Shape | None) -> Shape:
+    """The axes of a Memory that a tile lies along: its last ones unless others are named."""
+    rank = len(memory.shape)
+    return tuple(range(rank - len(shape), rank)) if axes is None else axes
+
+
 class BodyBuilder:
     """Builds one Body."""
 
@@ -107,16 +130,12 @@ class BodyBuilder:
 
     # ---- scalars --------------------------------------------------------------------------
 
-    def fresh(self, name: str) -> str:
-        """A name no other index has."""
-        self.serial += 1
-        return f"{name}{self.serial}"
-
     def atom(self, name: str, node: Node, low: int, high: int) -> Size:
         """An Expr standing for a scalar (or a tile of indices) with bounds."""
         if low == high:
             return low
-        expr = named("loop", self.fresh(name), low, max(low, high))
+        self.serial += 1  # no other index has its name
+        expr = named("loop", f"{name}{self.serial}", low, max(low, high))
         self.atoms[expr] = node
         return expr
 
@@ -140,7 +159,7 @@ class BodyBuilder:
         if value.kind == "symbol":
             return self.add(ops.symbol(value=value))
         if value.kind == "sum":
-            return self._sum(value)
+            return _sum(self, value)
         if value.kind == "loop":
             raise InternalError("tile.build", f"index {value} has no Node")
         names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
@@ -149,22 +168,6 @@ class BodyBuilder:
         args = sorted(value.args, key=repr) if value.kind in ("min", "max") else value.args
         a, b = (self.index(x) for x in args)
         return self.apply(names[value.kind], a, b)
-
-    def _sum(self, value: Expr) -> Node:
-        total: Node | None = None
-        for product, factor in sorted(value.terms, key=_term_text):
-            term: Node | None = None
-            for atom in sorted(product, key=repr):
-                node = self.index(atom)
-                term = node if term is None else self.apply("multiply", term, node)
-            assert term is not None
-            if factor != 1:
-                term = self.apply("multiply", term, factor)
-            total = term if total is None else self.apply("add", total, term)
-        assert total is not None
-        if value.constant:
-            total = self.apply("add", total, value.constant)
-        return total
 
     def constant(self, value: Any, dtype: DType, shape: Shape = ()) -> Node:
         """A constant tile."""
@@ -271,21 +274,9 @@ class BodyBuilder:
         mask: Node | None = None,
     ) -> Node:
         """A tile at an index; its axes are the Memory's last ones unless others are named."""
-        at, axes = self._at(memory, index, shape, axes, mask)
+        at, axes = [self.index(i) for i in index], _along(memory, shape, axes)
+        at += self._masks(mask, shape)
         return self.do(ops.load, memory, *at, shape=shape, axes=axes, masked=mask is not None)
-
-    def _at(
-        self,
-        memory: Node,
-        index: Sequence[Size],
-        shape: Shape,
-        axes: Shape | None,
-        mask: Node | None,
-    ) -> tuple[list[Node], Shape]:
-        """The inputs of an op for an index and a mask, and the axes of a tile."""
-        rank = len(memory.shape)
-        along = tuple(range(rank - len(shape), rank)) if axes is None else axes
-        return [*map(self.index, index), *self._masks(mask, shape)], along
 
     def _masks(self, mask: Node | None, shape: Shape) -> list[Node]:
         """A mask as the last input of an op, if there is one."""
@@ -304,7 +295,8 @@ class BodyBuilder:
         mask: Node | None = None,
     ) -> None:
         """Write a tile at an index, as `load` reads it."""
-        at, axes = self._at(memory, index, value.shape, axes, mask)
+        at, axes = [self.index(i) for i in index], _along(memory, value.shape, axes)
+        at += self._masks(mask, value.shape)
         self.do(ops.store, memory, value, *at, axes=axes, masked=mask is not None)
 
     def prefetch(self, memory: Node, *index: Size, to: str = "l1") -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 from ..core.dtype import DType
 from ..core.errors import InternalError
@@ -154,7 +154,7 @@ def _reduce(into: Pieces, node: Node) -> None:
                 more = inner.piece((*index[:axis], k, *index[axis:]), lanes)
                 total[:] = [b.apply(COMBINE[kind], total[0], more)]
             b.store(place, total[0], index)
-    into.give(node, into.stored(place, node.shape))
+    into.give(node, into.stored(place))
 
 
 def _along(node: Node) -> tuple[int, str]:
@@ -184,7 +184,7 @@ def _cumulative(into: Pieces, node: Node) -> None:
             here = (*outer[:axis], k, *outer[axis:])
             total[:] = [b.apply(COMBINE[kind], total[0], inner.piece(here, lanes))]
             b.store(place, total[0], here, (last,))
-    into.give(node, into.stored(place, node.shape))
+    into.give(node, into.stored(place))
 
 
 def _dot(into: Pieces, node: Node) -> None:
@@ -219,7 +219,7 @@ def _vector_dot(into: Pieces, node: Node) -> Source:
             tile(i, j, rows)
         if whole < m:
             tile(whole, j, m - whole)
-    found = into.stored(place, node.shape)
+    found = into.stored(place)
     return found if wide is node.dtype else into.keep(found, dtype=node.dtype)
 
 
@@ -323,19 +323,16 @@ def _allocate(into: Pieces, node: Node) -> None:
 
 def _loop(into: Pieces, node: Node) -> None:
     block, carried = node.blocks[0], node.inputs[2:]
-    wide = [i for i, c in enumerate(carried) if into.large(c)]
-    own = [i for i in range(len(carried)) if i not in wide]
-    kept = {i: into.keep(into.source(carried[i])) for i in wide}
+    kept = {i: into.keep(into.source(c)) for i, c in enumerate(carried) if into.large(c)}
+    own = [i for i in range(len(carried)) if i not in kept]
     arguments = [argument(a.attrs["name"], a.type) for a in block.arguments]
     given = (arguments[0], *[arguments[1 + i] for i in own])
     with into.b.builder.block(block.name, given) as new:
         into.values[block.arguments[0]] = arguments[0]
         for i in own:
             into.values[block.arguments[1 + i]] = arguments[1 + i]
-        for i in wide:
-            held = into.stored(kept[i].place, carried[i].shape)  # type: ignore[arg-type]
-            held.carried = True
-            into.sources[block.arguments[1 + i]] = held
+        for i, held in kept.items():
+            into.sources[block.arguments[1 + i]] = replace(held, carried=True)
         _inside(into, block, new, own, kept)
     bounds = [into.values[i] for i in node.inputs[:2]]
     starts = [into.values[carried[i]] for i in own]
@@ -363,20 +360,19 @@ def _inside(
 
 def _results(into: Pieces, node: Node, own: list[int], made: Node, kept: dict[int, Source]) -> None:
     """Bind the results of a loop or a branch: small ones by `get`, large ones by place."""
-    type_: Any = node.type
-    for i, item in enumerate(type_.items):
+    for i in range(len(own) + len(kept)):
         old = ops.get(node, index=i)
         if i in kept:
-            into.sources[old] = into.stored(kept[i].place, item.shape)  # type: ignore[arg-type]
+            into.sources[old] = kept[i]
         else:
             into.values[old] = into.b.add(ops.get(made, index=own.index(i)))
 
 
 def _branch(into: Pieces, node: Node) -> None:
     first = node.blocks[0].results
-    wide = [i for i, r in enumerate(first) if into.large(r)]
+    wide = {i: r for i, r in enumerate(first) if into.large(r)}
     own = [i for i in range(len(first)) if i not in wide]
-    kept = {i: into.stored(into.room(first[i].shape, first[i].dtype), first[i].shape) for i in wide}
+    kept = {i: into.stored(into.room(r.shape, r.dtype)) for i, r in wide.items()}
     blocks = []
     for block in node.blocks:
         with into.b.builder.block(block.name) as new:
@@ -445,7 +441,7 @@ def unit_dot(into: Pieces, node: Node, unit: MatrixUnit) -> Source:
             sums[:] = [b.do(ops.matrix_dot, s, *xy, unit=unit.name) for s, xy in zip(sums, pairs)]
         for total, corner in zip(sums, corners):
             b.do(ops.matrix_store, place, total, *corner, unit=unit.name)
-    return into.stored(place, shape)
+    return into.stored(place)
 
 
 def _packed(into: Pieces, source: Source, together: int) -> Node:

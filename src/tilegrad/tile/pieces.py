@@ -80,7 +80,7 @@ class Pieces:
         if not node.shape:
             return Source((), node.dtype, lambda _, lanes: self.b.broadcast(value, (lanes,)))
         place = self.room(node.shape, node.dtype)
-        found = self.stored(place, node.shape)
+        found = self.stored(place)
         self.b.store(place, value, (0,) * len(node.shape))
         self.spilled[-1][node] = found
         return found
@@ -89,13 +89,13 @@ class Pieces:
         """A place for a value."""
         return self.b.allocate(shape, dtype, self.scope)
 
-    def stored(self, place: Node, shape: Shape) -> Source:
+    def stored(self, place: Node) -> Source:
         """What a place holds."""
 
         def piece(index: Indices, lanes: int) -> Node:
             return self.b.load(place, index, (lanes,))
 
-        return Source(shape, place.dtype, piece, place)
+        return Source(place.shape, place.dtype, piece, place)
 
     def cheap(self, node: Node) -> Source:
         """A constant, an iota or a broadcast, made anew."""
@@ -181,7 +181,7 @@ class Pieces:
             for index, lanes in self.each(source.shape):
                 piece = self.b.cast(source.piece(index, lanes), dtype)
                 self.b.store(place, piece, index)
-        found = self.stored(place, source.shape)
+        found = self.stored(place)
         return found if shape is None or shape == source.shape else self.reshaped(found, shape)
 
     def reshaped(self, source: Source, shape: Shape) -> Source:
