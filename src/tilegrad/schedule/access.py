@@ -114,19 +114,6 @@ def _smaller(a: Size, b: Size) -> bool:
     return isinstance(a, int) or (not isinstance(b, int) and high(a) < high(b))
 
 
-def _permute(node: Node, index: Index) -> Index:
-    return placed(dict(zip(node.attrs["order"], index)), len(index))
-
-
-def _expand(node: Node, index: Index) -> Index:
-    return tuple(0 if s == 1 else i for i, s in zip(index, node.inputs[0].shape))
-
-
-def _slice(node: Node, index: Index) -> Index:
-    parts = zip(index, node.attrs["start"], node.attrs["step"])
-    return tuple(i * step + start for i, start, step in parts)
-
-
 def _flip(node: Node, index: Index) -> Index:
     axes = node.attrs["axes"]
     return tuple(s - 1 - i if n in axes else i for n, (i, s) in enumerate(zip(index, node.shape)))
@@ -140,10 +127,14 @@ def _windows(node: Node, index: Index) -> Index:
 
 MOVEMENT: dict[Op, Callable[[Node, Index], Index]] = {
     ops.reshape: _reshape,
-    ops.permute: _permute,
-    ops.expand: _expand,
+    ops.permute: lambda node, index: placed(dict(zip(node.attrs["order"], index)), len(index)),
+    ops.expand: lambda node, index: tuple(
+        0 if s == 1 else i for i, s in zip(index, node.inputs[0].shape)
+    ),
     ops.pad: lambda node, index: tuple(i - a for i, a in zip(index, node.attrs["low"])),
-    ops.slice_: _slice,
+    ops.slice_: lambda node, index: tuple(
+        i * step + start for i, start, step in zip(index, node.attrs["start"], node.attrs["step"])
+    ),
     ops.flip: _flip,
     ops.windows: _windows,
     ops.pruned: lambda node, index: index,

@@ -241,7 +241,10 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
         rows, columns = (bool((elements == elements.take([0], axis)).all()) for axis in (1, 2))
         further.append((one, high(m) > 1 and rows, high(n) > 1 and columns))
     numbers = _numbers(reader, dot is not None)
-    steps = tuple(_step(numbers, *one) for one in reader.steps)
+    steps = tuple(
+        VectorStep(kind, numbers[a], b[1] if b[0] == "#" else numbers[b], b[0] == "#", shift)
+        for kind, a, b, shift in reader.steps
+    )
     outputs = tuple(
         Output(numbers[value], len(reads) + i, v.dtype.name, tuple(v.shape))
         for i, (v, value) in enumerate(zip(stored, values))
@@ -294,11 +297,6 @@ def _numbers(reader: Reader, has_product: bool) -> dict[Any, int]:
     order += [("operand", node) for node in reader.operands]
     order += [("step", i) for i in range(len(reader.steps))]
     return {value: i for i, value in enumerate(order)}
-
-
-def _step(numbers: dict[Any, int], kind: str, a: Any, b: Any, shift: int) -> VectorStep:
-    number = b[0] == "#"
-    return VectorStep(kind, numbers[a], b[1] if number else numbers[b], number, shift)
 
 
 def _operand(role: str, node: Node, reads: list[Node], shape: tuple[Size, ...]) -> Operand:

@@ -89,17 +89,16 @@ def check_call(body: Body, kind: str, target: Target) -> Body:
 
 def _check_dots(body: Body, target: Target) -> None:
     """Threads that hold a tile together share out a dot evenly: its sizes are powers of two."""
-    for node in body.block.all_nodes():
-        if node.op.name == "dot":
-            sizes = (*node.shape, node.inputs[0].shape[1])
-            if any(size & (size - 1) for size in sizes):
-                raise UserError(
-                    f"a dot of sizes (m, n, k) = {sizes} does not fit {target.name}",
-                    op="tile.dot",
-                    expected="powers of two",
-                    location=node.location,
-                    hint="load larger tiles: what lies beyond the end of an array does not count",
-                )
+    for node in body.block.find("dot"):
+        sizes = (*node.shape, node.inputs[0].shape[1])
+        if any(size & (size - 1) for size in sizes):
+            raise UserError(
+                f"a dot of sizes (m, n, k) = {sizes} does not fit {target.name}",
+                op="tile.dot",
+                expected="powers of two",
+                location=node.location,
+                hint="load larger tiles: what lies beyond the end of an array does not count",
+            )
 
 
 def work_of_body(body: Body) -> Size:
@@ -139,8 +138,7 @@ def _known(node: Node) -> int:
 
 def check_body(body: Body, kind: str, target: Target) -> Body:
     """The pass: races, deadlock and fences of a library kernel with what fusion has put into it."""
-    placed = any(node.op.name in PLACED_OPS for node in body.block.all_nodes())
-    if placed and kind != "call":
+    if kind != "call" and body.block.find(*PLACED_OPS):
         verify_body(body, "placed", target, "schedule.call")
         require(body, target, "schedule.call")
     return body

@@ -112,21 +112,15 @@ def _check_touches(schedule: Schedule) -> None:
 def _check_arena(schedule: Schedule) -> None:
     arenas = {"": schedule.arena_bytes, **schedule.arenas}
     placed = [s for s in schedule.slots if s.kind == "scratch" and s.offset is not None]
-    for device, bytes in arenas.items():
-        _check_one_arena([s for s in placed if s.device == device], bytes)
-
-
-def _check_one_arena(placed: list[Slot], bytes: int) -> None:
     placed.sort(key=lambda s: s.offset or 0)
     for i, a in enumerate(placed):
-        assert a.offset is not None
-        if a.offset + a.bytes > bytes:
-            raise _fail(f"Slot %{a.number} ends after the arena of {bytes} bytes")
+        end = (a.offset or 0) + a.bytes
+        if end > arenas[a.device]:
+            raise _fail(f"Slot %{a.number} ends after the arena of {arenas[a.device]} bytes")
         for b in placed[i + 1 :]:
-            assert b.offset is not None
-            if b.offset >= a.offset + a.bytes:
+            if (b.offset or 0) >= end:
                 break
-            if a.first <= b.last and b.first <= a.last and b.bytes:
+            if a.device == b.device and a.first <= b.last and b.first <= a.last and b.bytes:
                 raise _fail(f"Slots %{a.number} and %{b.number} share bytes while both live")
 
 

@@ -209,7 +209,7 @@ class ControlLowering:
             Label(test),
             Control("jump_counter_less", (), (counter, length), top),
         ]
-        self.close_loop(first, self.add("next", end, 1), high(length))
+        self.close_loop(first, end, high(length))
         frame.counters = held
 
     def lower_while(self) -> None:
@@ -234,10 +234,11 @@ class ControlLowering:
             barrier = self.outer.new_slot(Array((), bool_), "scratch")  # one that still tests
             end.insert(0, self.copy(holds, barrier))
         end += [Control("jump", label=top), Label(done)]
-        self.close_loop(first, self.add("next", end, 1), GUESS)
+        self.close_loop(first, end, GUESS)
 
-    def close_loop(self, first: int, last: int, times: int) -> None:
-        """Note which Kernels the loop is, and what follows it."""
+    def close_loop(self, first: int, end: list[Any], times: int) -> None:
+        """End each step; note which Kernels the loop is, and what follows it."""
+        last = self.add("next", end, 1)
         self.frame.loops.append((first, last))
         for kernel in self.frame.kernels[first : last + 1]:
             kernel.times *= max(1, times)

@@ -118,7 +118,8 @@ class Joiner(Schedule):
             for move in firsts.pop(n, ()):
                 self.move(move)
             index.append(len(self.kernels))
-            self.kernels.append(self._kernel(kernel, part.device, number))
+            steps = [_renumbered(s, number, self.labels) for s in kernel.steps]
+            self.kernels.append(replace(kernel, steps=steps, device=part.device))
             for move in lasts.pop(n, ()):
                 self.move(move)
         for moves in (*firsts.values(), *lasts.values()):
@@ -148,10 +149,6 @@ class Joiner(Schedule):
         for at, value in zip(schedule.outputs, part.outputs):
             self.slot_of[value] = number[at]
         return number
-
-    def _kernel(self, kernel: Kernel, device: str, number: Sequence[int]) -> Kernel:
-        steps = [_renumbered(s, number, self.labels) for s in kernel.steps]
-        return replace(kernel, steps=steps, device=device)
 
     def _live(self, part: Part, number: Sequence[int], index: Sequence[int]) -> None:
         """Take over when the Slots of a part live."""

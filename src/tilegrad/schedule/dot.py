@@ -15,6 +15,7 @@ The file is long because packing, the micro-kernel and the epilogue of one Body 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -116,7 +117,7 @@ class DotLowering:
         memory = Memory((product(dot.shape),), self.accumulator, "global", "state")
         return [Parameter("partial", memory, ("scratch", Array(dot.shape, self.accumulator)))]
 
-    def body(self) -> tuple[Size, ...]:
+    def body(self) -> Size:
         """One program: for each block of k, pack b, then every row panel. Of groups only where it
         has rows: else weights would be read."""
         b, p, plan = self.b, self.problem, self.plan
@@ -127,12 +128,9 @@ class DotLowering:
         self.along_m = along_m == 1 and along_k != 1  # a lies along m rather than along k
         self.lines_of_k = self.along_m or (along_k == 1 and self.multiplies_by_lane())
         self.allocate_scratch()
-        if not p.grouped:
+        with b.when(b.less(self.row, self.stop)) if p.grouped else nullcontext():
             self.blocks_of_k()
-            return (grid,)
-        with b.when(b.less(self.row, self.stop)):
-            self.blocks_of_k()
-        return (grid,)
+        return grid
 
     def multiplies_by_lane(self) -> bool:
         """Whether a register tile takes its rows of a from lanes of one vector: squares of a are
@@ -249,7 +247,7 @@ class DotLowering:
         b, nr = self.b, self.plan.nr
         with self.columns(self.column + j * nr) as lane:
             value = self.packed(B, at + i, lane, nr)
-            b.store(self.packed_b, value, (j, i, 0), (2,))
+            b.store(self.packed_b, value, (j, i, 0))
 
     def pack_turned(self, at: Size, count: Size, j: Size) -> None:
         """The same where b is contiguous along k: squares turned in registers."""
@@ -260,7 +258,7 @@ class DotLowering:
                 columns = [start + (piece + r) for r in range(lanes)]
                 square = b.turned([self.line(B, at + i, column, lanes) for column in columns])
                 square = b.reshape(square, (1, lanes, lanes))
-                b.store(self.packed_b, square, (j, i, piece), (0, 1, 2))
+                b.store(self.packed_b, square, (j, i, piece))
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[r, i] = a[row r, at + i], or packed[i, r] in lines of k."""
@@ -271,19 +269,19 @@ class DotLowering:
                 for r in range(0, plan.mr, plan.lanes):
                     some = rows[r : r + plan.lanes]
                     square = b.turned([self.line(A, at + i, row, plan.lanes) for row in some])
-                    b.store(self.packed_a, square, (i, r), (0, 1))
+                    b.store(self.packed_a, square, (i, r))
             return
         if self.along_m:  # neighbouring rows at once
             width = power_of_two(plan.mr)
             for i in b.each("k", 0, count, unroll=4, bounds=bounds):
                 with self.e.vector(rows[0], width, m, False) as lane:
                     x = self.packed(A, at + i, lane, width)
-                    b.store(self.packed_a, x, (i, 0), (1,))
+                    b.store(self.packed_a, x, (i, 0))
             return
         for r, row in enumerate(rows):
             for i in b.each("k", 0, count, plan.lanes, unroll=4, bounds=bounds):
                 x = self.line(A, at + i, row, plan.lanes, self.even)
-                b.store(self.packed_a, x, (r, i), (1,))
+                b.store(self.packed_a, x, (r, i))
 
     # ---- panels ---------------------------------------------------------------------------
 
@@ -325,11 +323,11 @@ class DotLowering:
 
         def step(i: Size) -> None:
             if lanes:  # of floats this was 2 % slower
-                left = b.reshape(b.load(self.packed_a, (i, 0), (plan.mr,), (1,)), (plan.mr, 1))
+                left = b.reshape(b.load(self.packed_a, (i, 0), (plan.mr,)), (plan.mr, 1))
             else:
                 at, axes = ((i, 0), (1, 0)) if self.lines_of_k else ((0, i), (0, 1))
                 left = b.load(self.packed_a, at, (plan.mr, 1), axes)
-            line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
+            line = b.load(self.packed_b, (j, i, 0), (1, plan.nr))
             acc[0] = self.multiplied(left, line, acc[0])
 
         acc = [b.constant(0, self.accumulator, (plan.mr, plan.nr))]
@@ -378,13 +376,13 @@ class DotLowering:
         b, dot, mr = self.b, self.region.anchor, self.plan.mr
 
         def by_rows() -> None:
-            b.store(self.strip, acc, (0, 0), (0, 1))
+            b.store(self.strip, acc, (0, 0))
             self.finish(at, i, start)
 
         def straight(memory: Node) -> None:
             with self.e.scope(), self.columns(start) as lane:
                 for r in range(mr):
-                    row = b.add(tile_ops.extract(acc, index=r))
+                    row = b.extract(acc, r)
                     self.e.store(memory, row, self.problem.linear(self.batch, i + r, lane))
 
         def whole_or_rows(memory: Node) -> Any:
@@ -414,7 +412,7 @@ class DotLowering:
         def rows(action: Callable[[Size, Size, Node], None]) -> None:
             for r in b.each("r", 0, count, bounds=(0, plan.mr - 1)):
                 with self.e.scope(), self.columns(start) as lane:
-                    action(i + r, lane, b.load(self.strip, (r, 0), (plan.nr,), (1,)))
+                    action(i + r, lane, b.load(self.strip, (r, 0), (plan.nr,)))
 
         if self.partial is None:
             rows(self.epilogue)

@@ -70,16 +70,16 @@ class ByteLowering(DotLowering):
         for j in b.each("panel", 0, self.live) if not self.signed else ():
             sums = [b.constant(0, self.accumulator, (nr,))]
             for i in b.each("k", 0, count, 1, sums, bounds=bounds):
-                line = b.load(self.packed_b, (j, i, 0), (nr,), (2,))
+                line = b.load(self.packed_b, (j, i, 0), (nr,))
                 sums[0] = self.multiplied(b.constant(SIGNS, line.dtype), line, sums[0])
-            b.store(self.offsets, sums[0], (j, 0), (1,))
+            b.store(self.offsets, sums[0], (j, 0))
 
     def with_earlier(self, acc: Node, at: Size, rows: list[Size], start: Size) -> Node:
         """What 128 in all of a has added is taken off."""
         b, plan = self.b, self.plan
         if not self.signed:
             j = floor_divide(start - self.column, plan.nr)
-            acc = b.apply("subtract", acc, b.load(self.offsets, (j, 0), (plan.nr,), (1,)))
+            acc = b.apply("subtract", acc, b.load(self.offsets, (j, 0), (plan.nr,)))
         return super().with_earlier(acc, at, rows, start)
 
     def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
@@ -118,7 +118,7 @@ class StreamedBytes(ByteLowering):
         self.pack_a(at, count, [minimum(r, m - 1) for r in range(plan.block_m)])
         last, signs = plan.block_m, b.constant(SIGNS, self.accumulator, (plan.lanes,))
         for i in b.each("k", 0, count, plan.lanes) if not self.signed else ():
-            b.store(self.packed_a, signs, (last, i), (1,))
+            b.store(self.packed_a, signs, (last, i))
         for j in b.each("column_panel", 0, self.live):
             start, whole = self.column + j * plan.nr, modulo(n, plan.nr) == 0
             columns = [start + c if whole else minimum(start + c, n - 1) for c in range(plan.nr)]
@@ -146,7 +146,7 @@ class StreamedBytes(ByteLowering):
                 for memory, offset in ahead:
                     b.prefetch(memory, offset + i * self.word)
                 for at in range(0, step, lanes):
-                    left = b.load(self.packed_a, (row, i + at), (lanes,), (1,))
+                    left = b.load(self.packed_a, (row, i + at), (lanes,))
                     for c, column in enumerate(columns):
                         line = self.line(B, i + at, column, lanes, whole)
                         sums[c] = self.multiplied(left, line, sums[c])

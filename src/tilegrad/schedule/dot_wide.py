@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import tile
 from ..core.config import config, invariant
-from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32, int64
+from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological, walk
@@ -35,7 +35,6 @@ from ..kernels.matmul.wide import WideMatmul
 from ..kernels.matmul.wide_blocks import BlockMatmul
 from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
-from ..tile import ops as tile_ops
 from ..tile.build import Body
 from . import sheet as parameters
 from .access import MOVEMENT, Index, base_of, offset_of, reads_below, strides_of, through, unravel
@@ -444,16 +443,16 @@ class WideDot:
                 columns = b.apply("less", self.counted(shape[1], 0), b.index(size))
                 inside = b.apply("bit_and", inside, b.broadcast(columns, shape))
             memory = b.view(self.e.memories[parts], (size, 1))
-            found = b.load(memory, (start, 0), shape, (0, 1), b.broadcast(inside, shape))
+            found = b.load(memory, (start, 0), shape, mask=b.broadcast(inside, shape))
             total = b.reduce(found, 1, "sum")
             if shape[0] != count:
-                total = b.add(tile_ops.part(total, start=(0,), shape=(count,)))
+                total = b.part(total, (0,), (count,))
             self.totals[(whole, own)] = total
 
     def counted(self, size: int, start: Size) -> Node:
         """start, start + 1, ..."""
         b = self.b
-        return b.apply("add", b.add(tile_ops.iota(size=size, dtype=int64)), b.index(start))
+        return b.apply("add", b.iota(size), b.index(start))
 
     def bind_wholes(self, at: Size, columns: int) -> None:
         """Say what whole sums are for the tokens of a piece."""
@@ -464,9 +463,7 @@ class WideDot:
             elif not self.turned:
                 total = self.e.column(total)
             elif total.shape != (columns,):
-                total = self.b.add(
-                    tile_ops.part(total, start=(self.kernel.piece,), shape=(columns,))
-                )
+                total = self.b.part(total, (self.kernel.piece,), (columns,))
             self.e.bind(whole, unravel(at, whole.shape), total)
 
     def hand_on(
@@ -481,7 +478,7 @@ class WideDot:
                 first = (row if turned else column) + start
                 piece = x
                 if not turned and block != shape[1]:
-                    piece = b.add(tile_ops.part(x, start=(0, start), shape=(shape[0], block)))
+                    piece = b.part(x, (0, start), (shape[0], block))
                 total = b.reduce(piece, 0 if turned else 1, "sum")
                 offset = at_m * blocks + floor_divide(first, block)
                 total = total if turned else e.column(total)

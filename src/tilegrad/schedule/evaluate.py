@@ -109,8 +109,7 @@ class Evaluator:
     def axis_atom(self, name: str, base: Size, count: int, size: Size) -> tuple[Expr, Node]:
         """The atom of so many places from base on, along an axis of `size`, and the places."""
         b = self.body
-        steps = b.add(tile_ops.iota(size=count, dtype=int64))
-        node = b.apply("add", b.broadcast(b.index(base), (count,)), steps)
+        node = b.line(base, count)
         atom = atom_of(name, size)
         b.atoms[atom] = node  # one name in all loops, so that indices compare equal
         self.lane_atoms.add(atom)
@@ -278,7 +277,7 @@ class Evaluator:
         varying = self._varying(offset)
         if not varying:
             if value.shape:  # one element: every lane has it
-                value = b.add(tile_ops.extract(value, index=0))
+                value = b.extract(value)
             b.store(memory, value, (offset,))
             return
         value = b.broadcast(value, (self.lanes,))

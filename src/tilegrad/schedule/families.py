@@ -11,6 +11,7 @@ kind, which follows from its first op alone; what is registered is part of every
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError
@@ -30,24 +31,19 @@ def vectors(target: Target) -> bool:
     return not target.has_threads
 
 
-def array(target: Target) -> bool:
-    """An array with queues of its own is beside the CPU."""
-    return target.array is not None
+array = attrgetter("array")  # one with queues of its own is beside the CPU
+threads = attrgetter("has_threads")  # programs are blocks of threads that share memory
+asynchronous = attrgetter("asynchronous_units")  # threads go on while matrix units run
 
 
 def vectors_alone(target: Target) -> bool:
     """Programs are single threads with vectors, and nothing is beside them."""
-    return vectors(target) and not array(target)
+    return not (target.has_threads or target.array)
 
 
 def bytes_alone(target: Target) -> bool:
     """The same, with instructions for products of bytes."""
     return vectors_alone(target) and target.multiplies_bytes
-
-
-def threads(target: Target) -> bool:
-    """Programs are blocks of threads that share memory."""
-    return target.has_threads
 
 
 def own_tiles(target: Target) -> bool:
@@ -58,11 +54,6 @@ def own_tiles(target: Target) -> bool:
 def threads_units(target: Target) -> bool:
     """Threads run matrix units together."""
     return any(unit.threads > 1 for unit in target.matrix)
-
-
-def asynchronous(target: Target) -> bool:
-    """Threads go on while matrix units run."""
-    return bool(target.asynchronous_units)
 
 
 _LOOPS, _DOTS, _ATTENTION = ("loops", "mixed", "pair"), ("dot",), ("attention",)

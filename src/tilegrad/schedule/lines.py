@@ -12,11 +12,10 @@ first nan is the largest, then the lower place wins; of nothing the place is 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..core.dtype import float64, int64
-from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, ceil_divide, floor_divide, high, loop_index, low, modulo
@@ -272,6 +271,10 @@ class Reductions(Lines):
 class RowSweeps(Reductions):
     """Sweeps over a row."""
 
+    # Accumulators after one linear piece (sweep, outer, start, stop, accumulators); it writes what
+    # is wanted there.
+    piece: Callable[[Sweep, Size, Size, Size, list[Node]], list[Node]]
+
     def over_row(self, row: Size, found: Sequence[tuple[int, Sweep]]) -> None:
         """All sweeps over a row, and what is known of it after each."""
         self.row_results(row, 0)  # what needs no reduction
@@ -306,12 +309,6 @@ class RowSweeps(Reductions):
         for place in self.over_lines(long, fresh, outer_size, span, values):
             values[:] = self.piece(sweep, *place, values)
         return values
-
-    def piece(
-        self, sweep: Sweep, outer: Size, start: Size, stop: Size, values: list[Node]
-    ) -> list[Node]:
-        """Accumulators after one linear piece; writes what is wanted there."""
-        raise InternalError("schedule.lines", f"{type(self).__name__} takes no piece of a row")
 
     def finish(self, sweep: Sweep, values: list[Node]) -> None:
         """Combine the lanes and say what each reduction gave."""

@@ -40,7 +40,6 @@ from ..ir.symbol import (
     round_up,
     substitute,
 )
-from ..tile import ops as tile_ops
 from . import sheet as parameters
 from .access import (
     Index,
@@ -71,14 +70,13 @@ def lower_loops(region: Region, target: Target, name: str) -> Bodies:
     lanes = space.pick_lanes(inner)
     kinds = {"row": RowLoops, "column": ColumnLoops} if space.reduces else {}
     loops: Any = kinds.get(space.order, FlatLoops)(space, sheet, lanes)
-    grid = loops.body()
-    return [sheet.end(grid, lanes=loops.lanes, inner=inner)]
+    return [sheet.end(loops.body(), lanes=loops.lanes, inner=inner)]
 
 
 class FlatLoops(Lines):
     """Lowers Regions without reductions."""
 
-    def body(self) -> tuple[Size, ...]:
+    def body(self) -> Size:
         """Elementwise: rows of `inner` elements, long rows in blocks; or turned squares."""
         rows, inner, turned = self.space.shape.row_count, self.space.inner, self.turned_reads()
         if turned:
@@ -94,11 +92,11 @@ class FlatLoops(Lines):
             stop = inner if blocks == 1 else minimum(start + block, inner)
             for at in self.vectors(start, stop, inner):
                 self.write_all(row, at)
-        return (grid,)
+        return grid
 
     # ---- turned: reads that run across the rows -------------------------------------------
 
-    def turned_reads(self) -> list[tuple[Node, Index]]:
+    def turned_reads(self) -> list[Place]:
         """Reads that jump along the lanes but are contiguous along rows: worth turning."""
         side, inner, rows = self.sizes()
         if not isinstance(inner, int) or not isinstance(rows, int) or side < 4:
@@ -108,7 +106,7 @@ class FlatLoops(Lines):
         lane = atom_of("lane", inner)
         block, turn = loop_index("block", rows // side), atom_of("turn", side)
         row = block * side + turn
-        found: dict[tuple[Node, Index], None] = {}
+        found: dict[Place, None] = {}
         for v in self.space.region.stored:
             start = (v, self.space.index_at(v, row, lane))
             for node, index in reads_below([start], self.sheet.inputs):
@@ -120,7 +118,7 @@ class FlatLoops(Lines):
                 found[(node, index)] = None
         return list(found)
 
-    def turned_body(self, reads: list[tuple[Node, Index]]) -> tuple[Size, ...]:
+    def turned_body(self, reads: list[Place]) -> Size:
         """Square tiles: read along rows, turned in registers, computed and written along lanes."""
         side, inner, rows = self.sizes()
         assert isinstance(inner, int) and isinstance(rows, int)
@@ -143,9 +141,9 @@ class FlatLoops(Lines):
                 for k in range(side):
                     at = place(index, base + k, 0)
                     offset = offset_of(node, at)
-                    rows_.append(b.load(self.sheet.inputs[node], (offset,), (side,), (0,)))
+                    rows_.append(b.load(self.sheet.inputs[node], (offset,), (side,)))
                 turned = b.turned(rows_)
-                lines.append([b.add(tile_ops.extract(turned, index=k)) for k in range(side)])
+                lines.append([b.extract(turned, k) for k in range(side)])
             for k in range(side):
                 row = p * side + k
                 with e.vector(base, side, inner, True) as own:
@@ -155,7 +153,7 @@ class FlatLoops(Lines):
         for number in b.each("turn", 0, side) if inner % side else ():
             with e.scope(), e.vector(inner // side * side, side, inner, False) as own:
                 self.write_all(p * side + number, own)
-        return (rows // side,)
+        return rows // side
 
     def sizes(self) -> tuple[int, Size, Size | None]:
         """The side of a square that is turned, elements of a row, rows."""
@@ -175,14 +173,14 @@ STASH_BYTES = 256 << 10
 class RowLoops(RowSweeps):
     """Lowers Regions whose reductions run over trailing axes."""
 
-    def body(self) -> tuple[Size, ...]:
+    def body(self) -> Size:
         """One row a program."""
         rows = self.space.region.row_count
         row = self.b.program(0, rows)
         found = sweeps(self.space, row)
         self.plan_stash(found)
         self.over_row(row, found)
-        return (rows,)
+        return rows
 
     def plan_stash(self, found: Sequence[tuple[int, Sweep]]) -> None:
         """Costly values that several loops need are kept in scratch, if a row is not too long."""
@@ -248,7 +246,7 @@ COLUMN_BLOCK = 1024  # results of a column program: a 4 KiB page of float32 is r
 class ColumnLoops(Reductions):
     """Lowers Regions whose reductions run over leading axes."""
 
-    def body(self) -> tuple[Size, ...]:
+    def body(self) -> Size:
         """A block of neighbouring results a program."""
         space = self.space
         rows, inner = space.region.row_count, space.inner
@@ -265,8 +263,10 @@ class ColumnLoops(Reductions):
         stages = space.stages()
         for stage in range(1, stages + 1):
             self.column_stage(space.at_stage(stage), stage)
-        self.column_results(stages)
-        return (grid,)
+        for row, place in self.over_block():
+            self.known_results(stages + 1, row, place)
+            self.write_rows(space.region.stored, row)
+        return grid
 
     def accumulators(self, node: Node, block: int) -> list[Node]:
         """Scratch for the running results of a reduction."""
@@ -283,12 +283,12 @@ class ColumnLoops(Reductions):
 
     def peek(self, memory: Node, place: Size) -> Node:
         """Running results; the scratch is a whole number of vectors, so no mask is needed."""
-        return self.b.load(memory, (self.first(place),), (self.lanes,), (0,))
+        return self.b.load(memory, (self.first(place),), (self.lanes,))
 
     def poke(self, memory: Node, value: Node, place: Size) -> None:
         """Put running results back."""
         value = self.b.broadcast(value, (self.lanes,))
-        self.b.store(memory, value, (self.first(place),), (0,))
+        self.b.store(memory, value, (self.first(place),))
 
     def first(self, place: Size) -> Size:
         """The place of the first lane."""
@@ -370,9 +370,3 @@ class ColumnLoops(Reductions):
             for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
                 at = substitute(offset, {e.lane: e.base + part})
                 b.prefetch(self.sheet.inputs[node], at)
-
-    def column_results(self, stages: int) -> None:
-        """Write results and what follows from them."""
-        for row, place in self.over_block():
-            self.known_results(stages + 1, row, place)
-            self.write_rows(self.space.region.stored, row)

@@ -122,7 +122,8 @@ def lower_bodies(lowering: Lowering, region: Region, tag: str) -> tuple[Bodies, 
             return [], None
     families = families_of(region, lowering.target)
     family, offer, verdict = select(families, region, lowering.target)
-    made = family.lower(region, offer, lowering.target, f"{region.kind}_{_title(region)}_{tag}")
+    title = "_".join(dict.fromkeys(v.op.name for v in region.values[:4]))
+    made = family.lower(region, offer, lowering.target, f"{region.kind}_{title}_{tag}")
     return finished(lowering, made, region.kind), verdict
 
 
@@ -203,11 +204,6 @@ def lower_join(lowering: Lowering, region: Region, reads: list[Node]) -> None:
     kernel.bytes = 2 * place
     kernel.notes["region"] = region
     lowering.kernels.append(kernel)
-
-
-def _title(region: Region) -> str:
-    names = [v.op.name for v in region.values]
-    return "_".join(dict.fromkeys(names[:4]))
 
 
 def tiny(schedule: Schedule) -> bool:

@@ -147,7 +147,7 @@ class MatrixLowering(DotLowering):
             pairs = b.reshape(stacked, (TILE, TILE, 2))
             turned = b.add(tile_ops.transpose(pairs, order=(1, 0, 2)))
             value = b.reshape(turned, (TILE, 2 * TILE))
-            b.store(self.packed_b, value, (j, s, half, 0, 0), (3, 4))
+            b.store(self.packed_b, value, (j, s, half, 0, 0))
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[step, half, row, :] = a[row, at + step * k ...]."""
@@ -155,7 +155,7 @@ class MatrixLowering(DotLowering):
         for s in b.each("step", 0, count):
             for r, m in enumerate(rows):
                 value = self.line(A, at + s * unit, m, unit, modulo(k, unit) == 0)
-                b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0), (3,))
+                b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0))
 
     def panel(self, at: Size, count: Size, rows: list[Size], i: Size, j: Size) -> None:
         """One register tile."""

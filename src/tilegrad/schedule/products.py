@@ -185,7 +185,7 @@ def lower_tiled(region: Region, target: Target, name: str) -> Bodies:
         total[0] = b.add(tile_ops.dot(left, right, total[0]))
     with e.tile(row, rows, m, column, columns, n) as (i, j):
         problem.write(sheet, region.stored, (batch, i, j), total[0])
-    return [sheet.end((grid,), warps=warps)]
+    return [sheet.end(grid, warps=warps)]
 
 
 def tile_of(problem: Problem) -> tuple[int, int, int]:

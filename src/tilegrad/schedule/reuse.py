@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..ir.node import Node
 from ..ir.symbol import loop_index, round_up
@@ -28,40 +28,25 @@ Life = tuple[int, int]
 
 
 def find_lives(lowering: Lowering, schedule: Schedule) -> None:
-    """The pass: when each Slot lives."""
-    frame = lowering.frame
-    set_lives(schedule, frame.loops, frame.pairs, frame.always)
-
-
-def plan_arena(lowering: Lowering, schedule: Schedule) -> None:
-    """The pass: an offset in the arena for each scratch Slot."""
-    plan_memory(schedule)
-
-
-def set_lives(
-    schedule: Schedule,
-    loops: Sequence[Life] = (),
-    pairs: Sequence[tuple[int, int]] = (),
-    always: Iterable[int] = (),
-) -> None:
-    """First and last Kernel of each Slot: as touched, widened over `loops` (inner ones first),
-    equal for `pairs` that are swapped, all of the run for `always`. Aliases count for owners."""
-    last = len(schedule.kernels)
+    """The pass: first and last Kernel of each Slot: as touched, widened over loops (inner ones
+    first), equal for pairs that are swapped, all of the run for those that jumps read. Aliases
+    count for owners."""
+    frame, last = lowering.frame, len(schedule.kernels)
     lives: dict[int, Life] = {}
     touched = [(n, s) for n, k in enumerate(schedule.kernels) for x in k.steps for s in slots_of(x)]
     touched += [(last, out) for out in schedule.outputs]
-    touched += [(n, s) for s in always for n in (0, last)]
+    touched += [(n, s) for s in frame.always for n in (0, last)]
     for number, slot in touched:
         widen(lives, schedule.storage(slot), (number, number))
     before: dict[int, Life] = {}
     while before != lives:
         before = dict(lives)
-        for a, b in pairs:
+        for a, b in frame.pairs:
             found = [lives[x] for x in (schedule.storage(a), schedule.storage(b)) if x in lives]
             for x in (a, b):
                 for life in found:
                     widen(lives, schedule.storage(x), life)
-        for loop in loops:
+        for loop in frame.loops:
             for slot, (first, end) in lives.items():
                 meets = first <= loop[1] and loop[0] <= end
                 if meets and not (loop[0] <= first and end <= loop[1]):
@@ -70,24 +55,27 @@ def set_lives(
         found_slot.first, found_slot.last = lives.get(found_slot.number, (0, -1))
 
 
+def plan_arena(lowering: Lowering, schedule: Schedule) -> None:
+    """The pass: an offset in the arena for each scratch Slot."""
+    plan_memory(schedule)
+
+
 def widen(lives: dict[int, Life], slot: int, life: Life) -> None:
     """Let a Slot live over some Kernels too."""
     first, end = lives.get(slot, life)
     lives[slot] = (min(first, life[0]), max(end, life[1]))
 
 
-def plan_memory(schedule: Schedule) -> int:
-    """Give every scratch Slot an offset in the arena of its Device; returns the bytes of the
-    Schedule's own (the peak)."""
+def plan_memory(schedule: Schedule) -> None:
+    """Give every scratch Slot an offset in the arena of its Device."""
     waiting: dict[str, list[Slot]] = {"": []}
     for s in schedule.slots:
         if s.kind == "scratch" and s.alias is None and s.first <= s.last:
             waiting.setdefault(s.device, []).append(s)
     for device, slots in waiting.items():
         top = largest_first(slots) if len(slots) <= MANY else in_turn(slots)
-        schedule.arenas[device] = _lines(top)
+        schedule.arenas[device] = round_up(top, LINE)
     schedule.arena_bytes = schedule.arenas.pop("")
-    return schedule.arena_bytes
 
 
 def largest_first(waiting: Sequence[Slot]) -> int:
@@ -104,7 +92,7 @@ def largest_first(waiting: Sequence[Slot]) -> int:
                 if end > offset:
                     offset = end
         slot.offset = offset
-        bisect.insort(placed, (offset, _lines(offset + size), first, last))
+        bisect.insort(placed, (offset, round_up(offset + size, LINE), first, last))
         top = max(top, offset + size)
     return top
 
@@ -118,8 +106,8 @@ def in_turn(waiting: Sequence[Slot]) -> int:
         while ending and ending[0][0] < slot.first:
             over = heapq.heappop(ending)[2]
             assert over.offset is not None
-            _give_back(gaps, over.offset, _lines(over.bytes))
-        size = _lines(slot.bytes)
+            _give_back(gaps, over.offset, round_up(over.bytes, LINE))
+        size = round_up(slot.bytes, LINE)
         at = next((i for i, gap in enumerate(gaps) if gap[1] >= size), None)
         if at is None:
             slot.offset, top = top, top + size
@@ -139,10 +127,6 @@ def _give_back(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
         at -= 1
         offset, size = gaps[at][0], gaps.pop(at)[1] + size
     gaps.insert(at, (offset, size))
-
-
-def _lines(bytes: int) -> int:
-    return round_up(bytes, LINE)
 
 
 # ---- in place ------------------------------------------------------------------------------------
@@ -172,7 +156,9 @@ def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) 
         return 0
     for read, at in zip(reads, slots):
         owner = schedule.slots[schedule.storage(at)]
-        if _may_take(result, owner, number) and at_own_element(region, read, values):
+        same = owner.type.dtype.size == result.type.dtype.size and owner.bytes == result.bytes
+        dies = owner.kind == "scratch" and owner.first < number == owner.last
+        if same and dies and at_own_element(region, read, values):
             result.alias = owner.number
             owner.last = max(owner.last, result.last)
             if len(stored) == 1 and only_moves(stored[0], read):
@@ -184,11 +170,6 @@ def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) 
 def only_moves(node: Node, read: Node) -> bool:
     """Whether a value is another one's elements, moved and nothing else."""
     return base_of(node, {read}) is read
-
-
-def _may_take(result: Slot, owner: Slot, number: int) -> bool:
-    same = owner.type.dtype.size == result.type.dtype.size and owner.bytes == result.bytes
-    return owner.kind == "scratch" and owner.first < number == owner.last and same
 
 
 def at_own_element(region: Region, read: Node, values: set[Node]) -> bool:

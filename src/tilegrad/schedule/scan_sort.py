@@ -65,7 +65,7 @@ def lower_scan(region: Region, target: Target, name: str) -> Bodies:
         whole = modulo(axis.inner, lanes) == 0
         with sheet.e.vector(base, lanes, axis.inner, whole) as lane:
             _run_along(sheet, axis, outer, lane, (lanes,))
-    return [sheet.end((grid,))]
+    return [sheet.end(grid)]
 
 
 def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[int, ...]) -> None:
@@ -115,4 +115,4 @@ def lower_sort(region: Region, target: Target, name: str) -> Bodies:
         for v, memory in sheet.outputs.items():
             value = b.load(keys if v.attrs["index"] == 0 else numbers, (k,))
             e.store(memory, value, low.offset(low.index(outer, k, inner)))
-    return [sheet.end((grid,))]
+    return [sheet.end(grid)]

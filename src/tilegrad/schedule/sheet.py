@@ -100,9 +100,9 @@ class Sheet:
         x = self.e.value(node, index)
         self.e.store(self.outputs[node], x, offset_of(node, index))
 
-    def end(self, grid: Sequence[Size], **notes: Any) -> Made:
+    def end(self, grid: Size, **notes: Any) -> Made:
         """Close the Body."""
-        return self.made(self.b.finish(grid, **notes))
+        return self.made(self.b.finish((grid,), **notes))
 
     def made(self, body: Body) -> Made:
         """A Body that the builder has closed, with the roles of its parameters."""

@@ -24,7 +24,8 @@ from .schedule import Kernel, Launch, Schedule
 MOST_PROGRAMS = 1024
 MOST_ELEMENTS = 1 << 22  # that one of them writes
 MOST_KERNELS = 6  # of one launch
-PLAIN = {"allocate", "role", "barrier", "cumulative", "sort"}  # ops that a joined Body has not
+# ops that a joined Body has not
+OTHERS = ("allocate", "role", "barrier", "cumulative", "sort", "grid_dependency_wait")
 
 
 def put_side_by_side(lowering: Lowering, schedule: Schedule) -> None:
@@ -66,8 +67,7 @@ def _is_small(kernel: Kernel) -> bool:
         return False
     if _may_vanish(kernel):
         return False
-    names = {node.op.name for node in body.block.all_nodes()}
-    return not names & PLAIN and "grid_dependency_wait" not in names
+    return not body.block.find(*OTHERS)
 
 
 def _may_vanish(kernel: Kernel) -> bool:

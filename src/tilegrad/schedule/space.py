@@ -156,7 +156,7 @@ class Space:
             extent, shapes = region.total, [v.shape for v in region.values]
         elif self.order == "row":
             extent = region.columns
-            shapes = [self._reduced(v) for v in self.reduces]
+            shapes = [tuple(v.inputs[0].shape[a] for a in axes_of(v)) for v in self.reduces]
         else:
             extent = region.row_count
             shapes = [v.shape for v in self.reduces]
@@ -171,9 +171,6 @@ class Space:
         ordered: list[Size] = [c for c in candidates if not isinstance(c, int)]
         ordered = [extent] + [c for c in ordered if c is not extent] + sorted(exact, reverse=True)
         return extent, ordered
-
-    def _reduced(self, node: Node) -> tuple[Size, ...]:
-        return tuple(node.inputs[0].shape[a] for a in axes_of(node))
 
     def _linear(self, extent: Size, inner: Size) -> bool:
         """Whether every stored value is read linearly along an inner axis of this size."""

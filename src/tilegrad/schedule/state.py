@@ -39,24 +39,20 @@ def order_updates(lowering: Lowering) -> None:
                 late = [region]  # it reads what it would overwrite
             if late or state in lowering.wanted:
                 if state in lowering.strict and promised:
-                    raise refuse(late[0].values[0] if late else state)
+                    reader = late[0].values[0] if late else state
+                    raise StateError(
+                        "a donated state is read after it is updated: it would be copied",
+                        op="update",
+                        expected="no other reader after the update",
+                        got=f"{reader.op.name} at {reader.location}",
+                        hint="read the state before updating it, or use the updated one",
+                    )
                 continue
             lowering.in_place.add((region.anchor, number))
             for r in others:
                 region.after.add(r.number)
                 dependents.setdefault(r.number, []).append(region)
                 need(region, bit(r.number) | r.needs, dependents)
-
-
-def refuse(reader: Node) -> StateError:
-    """A donated state would have to be copied."""
-    return StateError(
-        "a donated state is read after it is updated: it would be copied",
-        op="update",
-        expected="no other reader after the update",
-        got=f"{reader.op.name} at {reader.location}",
-        hint="read the state before updating it, or use the updated one",
-    )
 
 
 def may_overwrite(lowering: Lowering, state: Node) -> bool:

@@ -17,7 +17,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo, round_up
 from ..ir.types import product
 from ..tile.build import BodyBuilder
-from ..tile.numeric import SCATTER
+from ..tile.numeric import COMBINE
 from . import sheet as parameters
 from .access import Condition, Index, offset_of, placed, symbolic, unravel
 from .evaluate import Evaluator
@@ -92,7 +92,7 @@ class Update:
 
     def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""
-        return x if self.mode == "set" else self.b.apply(SCATTER[self.mode], old, x)
+        return x if self.mode == "set" else self.b.apply(COMBINE.get(self.mode, self.mode), old, x)
 
     def read(self, number: Size, inner: Index) -> Node:
         """The value to write."""
@@ -146,12 +146,12 @@ class VectorUpdate(Update):
         if self.once():
             grid, (number, own) = self.sheet.programs(lead, blocks)
             self.row(number, own * block, rest, block, lanes)
-            return [self.sheet.end((grid,))]
+            return [self.sheet.end(grid)]
         start = self.b.program(0, blocks) * block
         for i in self.b.each("i", 0, lead):
             with self.e.scope():
                 self.row(i, start, rest, block, lanes)
-        return [self.sheet.end((blocks,))]
+        return [self.sheet.end(blocks)]
 
     def lanes(self, rest: Size) -> int:
         """Vector lanes along the unindexed elements."""

@@ -25,10 +25,10 @@ from ..ir.block import Block
 from ..ir.distribution import wgmma_accumulator
 from ..ir.layout import byte_swizzle
 from ..ir.node import Node
-from ..ir.symbol import high
+from ..ir.node import walk as nodes_from
 from ..ir.types import Memory, Shape, Tile
 from .build import Body
-from .check import Findings, finding, place_name, walk
+from .check import Findings, finding, place_bytes, place_name, walk
 from .row import is_place, memory_of
 
 LIMITS = {
@@ -58,12 +58,6 @@ def check_budget(body: Body, target: Target) -> Findings:
 
 
 # ---- shared memory ------------------------------------------------------------------------------
-
-
-def place_bytes(node: Node) -> int:
-    """Bytes of a place."""
-    type_ = memory_of(node)
-    return type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
 
 
 def shared_bytes(body: Body, target: Target) -> Findings:
@@ -241,18 +235,13 @@ def turns_of(node: Node, place: Node, accumulators: set[Node]) -> int:
 
 def from_accumulator(node: Node, accumulators: set[Node]) -> bool:
     """Whether a tile is computed elementwise from what a matrix unit left."""
-    stack, seen = [node], {node}
-    while stack:
-        tile = stack.pop()
-        if tile.op.name == "read_place" and tile.inputs[0] in accumulators:
-            return True
-        if tile.op.name in SCATTERED:
-            continue
-        for source in tile.inputs:
-            if isinstance(source.type, Tile) and source.type.shape and source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return False
+
+    def step(tile: Node) -> list[Node]:
+        inputs = () if tile.op.name in SCATTERED else tile.inputs
+        return [i for i in inputs if isinstance(i.type, Tile) and i.type.shape]
+
+    reads = (tile for tile in nodes_from([node], step) if tile.op.name == "read_place")
+    return any(read.inputs[0] in accumulators for read in reads)
 
 
 def fits_accumulator(shape: Shape) -> bool:

@@ -79,6 +79,29 @@ def _term_text(term: tuple[tuple[Expr, ...], int]) -> str:
     return "*".join(sorted(map(repr, term[0])))
 
 
+def _sum(b: BodyBuilder, value: Expr) -> Node:
+    total: Node | None = None
+    for product, factor in sorted(value.terms, key=_term_text):
+        term: Node | None = None
+        for atom in sorted(product, key=repr):
+            node = b.index(atom)
+            term = node if term is None else b.apply("multiply", term, node)
+        assert term is not None
+        if factor != 1:
+            term = b.apply("multiply", term, factor)
+        total = term if total is None else b.apply("add", total, term)
+    assert total is not None
+    if value.constant:
+        total = b.apply("add", total, value.constant)
+    return total
+
+
+def _along(memory: Node, shape: Shape, axes: Shape | None) -> Shape:
+    """The axes of a Memory that a tile lies along: its last ones unless others are named."""
+    rank = len(memory.shape)
+    return tuple(range(rank - len(shape), rank)) if axes is None else axes
+
+
 class BodyBuilder:
     """Builds one Body."""
 
@@ -107,16 +130,12 @@ class BodyBuilder:
 
     # ---- scalars --------------------------------------------------------------------------
 
-    def fresh(self, name: str) -> str:
-        """A name no other index has."""
-        self.serial += 1
-        return f"{name}{self.serial}"
-
     def atom(self, name: str, node: Node, low: int, high: int) -> Size:
         """An Expr standing for a scalar (or a tile of indices) with bounds."""
         if low == high:
             return low
-        expr = named("loop", self.fresh(name), low, max(low, high))
+        self.serial += 1  # no other index has its name
+        expr = named("loop", f"{name}{self.serial}", low, max(low, high))
         self.atoms[expr] = node
         return expr
 
@@ -140,7 +159,7 @@ class BodyBuilder:
         if value.kind == "symbol":
             return self.add(ops.symbol(value=value))
         if value.kind == "sum":
-            return self._sum(value)
+            return _sum(self, value)
         if value.kind == "loop":
             raise InternalError("tile.build", f"index {value} has no Node")
         names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
@@ -149,22 +168,6 @@ class BodyBuilder:
         args = sorted(value.args, key=repr) if value.kind in ("min", "max") else value.args
         a, b = (self.index(x) for x in args)
         return self.apply(names[value.kind], a, b)
-
-    def _sum(self, value: Expr) -> Node:
-        total: Node | None = None
-        for product, factor in sorted(value.terms, key=_term_text):
-            term: Node | None = None
-            for atom in sorted(product, key=repr):
-                node = self.index(atom)
-                term = node if term is None else self.apply("multiply", term, node)
-            assert term is not None
-            if factor != 1:
-                term = self.apply("multiply", term, factor)
-            total = term if total is None else self.apply("add", total, term)
-        assert total is not None
-        if value.constant:
-            total = self.apply("add", total, value.constant)
-        return total
 
     def constant(self, value: Any, dtype: DType, shape: Shape = ()) -> Node:
         """A constant tile."""
@@ -237,6 +240,25 @@ class BodyBuilder:
         """The elements of a tile in another shape."""
         return self.add(ops.reshape(x, shape=shape))
 
+    def iota(self, size: int, dtype: DType = int64) -> Node:
+        """0 .. size-1."""
+        return self.add(ops.iota(size=size, dtype=dtype))
+
+    def line(self, start: Size, size: int, stride: int = 1) -> Node:
+        """start, start + stride, ... as a tile."""
+        steps = self.iota(size)
+        if stride != 1:
+            steps = self.apply("multiply", steps, stride)
+        return self.apply("add", self.index(start), steps)
+
+    def extract(self, x: Node, index: int = 0) -> Node:
+        """One index of the first axis of a tile."""
+        return self.add(ops.extract(x, index=index))
+
+    def part(self, x: Node, start: Shape, shape: Shape) -> Node:
+        """A rectangle of a tile, from the index `start` on."""
+        return self.add(ops.part(x, start=start, shape=shape))
+
     def turned(self, rows: Sequence[Node]) -> Node:
         """A matrix whose columns are these."""
         return self.add(ops.transpose(self.add(ops.stack_rows(*rows)), order=(1, 0)))
@@ -248,11 +270,11 @@ class BodyBuilder:
         memory: Node,
         index: Sequence[Size],
         shape: Shape = (),
-        axes: Shape = (),
+        axes: Shape | None = None,
         mask: Node | None = None,
     ) -> Node:
-        """A tile at an index."""
-        at = [self.index(i) for i in index]
+        """A tile at an index; its axes are the Memory's last ones unless others are named."""
+        at, axes = [self.index(i) for i in index], _along(memory, shape, axes)
         at += self._masks(mask, shape)
         return self.do(ops.load, memory, *at, shape=shape, axes=axes, masked=mask is not None)
 
@@ -269,11 +291,11 @@ class BodyBuilder:
         memory: Node,
         value: Node,
         index: Sequence[Size],
-        axes: Shape = (),
+        axes: Shape | None = None,
         mask: Node | None = None,
     ) -> None:
-        """Write a tile at an index."""
-        at = [self.index(i) for i in index]
+        """Write a tile at an index, as `load` reads it."""
+        at, axes = [self.index(i) for i in index], _along(memory, value.shape, axes)
         at += self._masks(mask, value.shape)
         self.do(ops.store, memory, value, *at, axes=axes, masked=mask is not None)
 

@@ -13,6 +13,7 @@ other one that says the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -120,7 +121,6 @@ class _Check:
     level: str
     target: Target | None
     where: str
-    bytes_by_scope: dict[str, int] = field(default_factory=dict)
 
     def fail(self, message: str, node: Node | None = None) -> InternalError:
         shown = "" if node is None else f"\n    {print_node(node)}\n  "
@@ -146,8 +146,8 @@ class _Check:
         name = node.op.name
         if self.level == "portable" and name in PLACED_OPS:
             raise self.fail(f"{name} belongs to the placed level", node)
-        if name in ("allocate", "register_tile"):
-            self.allocation(node)
+        if is_place(node):
+            self.scope(memory_of(node).scope, node)
         if any(m.type.use == "constant" for m in written_by(node)):  # type: ignore[union-attr]
             raise self.fail("it stores to a constant", node)
         unit = node.attrs.get("unit")
@@ -155,19 +155,15 @@ class _Check:
             if unit not in {u.name for u in self.target.matrix}:
                 raise self.fail(f"{self.target.name} has no matrix unit {unit!r}", node)
 
-    def allocation(self, node: Node) -> None:
-        type_ = memory_of(node)
-        self.scope(type_.scope, node)
-        if type_.scope == "register":
-            return  # per role and subject to the target's own allocation: a later check
-        size = type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
-        self.bytes_by_scope[type_.scope] = self.bytes_by_scope.get(type_.scope, 0) + size
-
     def budget(self) -> None:
-        """Places fit into their Scopes; a cache (which is only prefetched into) has no limit."""
-        for scope, size in self.bytes_by_scope.items():
-            space = None if self.target is None else self.target.memories[scope]
-            if space is not None and space.copies != ("prefetch",) and size > space.bytes:
+        """Places fit into their Scopes; a cache (which is only prefetched into) has no limit, and
+        registers are a role's own."""
+        taken, spaces = Counter[str](), self.target.memories if self.target is not None else {}
+        for node in self.body.block.find("allocate"):
+            taken[memory_of(node).scope] += place_bytes(node)
+        for scope, space in spaces.items():
+            size = taken[scope]
+            if scope != "register" and space.copies != ("prefetch",) and size > space.bytes:
                 raise self.fail(f"places take {size} bytes of {scope}, which has {space.bytes}")
 
     def results(self) -> None:
@@ -245,6 +241,12 @@ def finding(
     """A Finding located at Nodes; without a hint of its own it has that of its rule."""
     where, hint = None if node is None else node.location, hint or HINTS.get(rule, "")
     return Finding(severity, rule, message, hint, line_of(node), line_of(other), where)
+
+
+def place_bytes(node: Node) -> int:
+    """Bytes of a place."""
+    type_ = memory_of(node)
+    return type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
 
 
 def place_name(node: Node) -> str:

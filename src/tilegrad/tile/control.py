@@ -88,8 +88,12 @@ class Stage:
                 given = body(item, *given)
             return given
         if isinstance(values.lower, int) and isinstance(values.upper, int):
-            if values.upper - values.lower <= values.step:
-                return self._once(values, body, given, names)
+            if values.upper - values.lower <= values.step:  # at most one trip, written out
+                if high(values.upper) <= low(values.lower):
+                    return given
+                block = values.block
+                after = body(values.lower if block is None else Rows(values.lower, block), *given)
+                return tuple(_inside(n, *pair) for n, *pair in zip(names, given, after))
         shapes = [_count(g) for g in given]
         labels = [
             n if c is None else f"{n}{i}" for n, c in zip(names, shapes) for i in range(c or 1)
@@ -100,25 +104,6 @@ class Stage:
 
         loop = _Loop(self.tracer, values, flat, _flat(given, shapes, names), tuple(labels), index)
         return tuple(_deep(loop.run(), shapes))
-
-    def _once(
-        self,
-        values: Range,
-        body: Turn,
-        given: Values,
-        names: Names,
-    ) -> Values:
-        """A loop of at most one trip, written out."""
-        if high(values.upper) <= low(values.lower):
-            return given
-        item = values.lower if values.block is None else Rows(values.lower, values.block)
-        found = body(item, *given)
-        return tuple(
-            Undefined(name, "is set only inside the loop")
-            if isinstance(before, Undefined)
-            else after
-            for name, before, after in zip(names, given, found)
-        )
 
     # ---- branches -------------------------------------------------------------------------
 
@@ -227,6 +212,13 @@ def _deeper(tracer: Tracer, maybe: bool) -> Iterator[None]:
     finally:
         tracer.depth -= 1
         tracer.maybe -= maybe
+
+
+def _inside(name: str, before: Any, after: Any) -> Any:
+    """A variable after a loop: one that was not set before it is not set by it."""
+    if isinstance(before, Undefined):
+        return Undefined(name, "is set only inside the loop")
+    return after
 
 
 def _differs(before: Any, after: Any) -> bool:
@@ -440,8 +432,8 @@ class _Loop:
         )
         answer = list(self.given)
         for i, (before, after) in enumerate(zip(self.given, found)):
-            if isinstance(before, Undefined) and not isinstance(after, Undefined):
-                answer[i] = Undefined(self.names[i], "is set only inside the loop")
+            if not isinstance(after, Undefined):
+                answer[i] = _inside(self.names[i], before, before)
         for place, i in enumerate(order):
             result = b.add(ops.get(node, index=place))
             answer[i] = TileValue(result, self.carried[i][1])

@@ -236,11 +236,8 @@ def fill_body(name: str, type_: Memory, value: float) -> Body:
     tile = b.constant(value, type_.dtype, (lanes,))
     b_mask = None
     if not (isinstance(count, int) and count % lanes == 0):
-        from . import ops
-
-        line = b.add(ops.iota(size=lanes, dtype=ops.INDEX.dtype))
-        b_mask = b.apply("less", b.apply("add", b.index(start), line), b.index(count))
-    b.store(b.parameters[0], tile, (start,), (0,), b_mask)
+        b_mask = b.apply("less", b.line(start, lanes), b.index(count))
+    b.store(b.parameters[0], tile, (start,), mask=b_mask)
     return b.finish((ceil_divide(count, lanes),), level="portable")
 
 
@@ -308,8 +305,7 @@ class Instance:
         return made
 
     def _traced(self, filled: Plan, guards: bool) -> Launches:
-        own = {n: v for n, v in vars(self.plan).items() if v is not None}
-        full = Plan(**{**vars(filled), **own})
+        full = self.plan.over(filled)
         return self.definition.trace(self.given, self.plan, full, guards, self.values)
 
 

@@ -32,10 +32,11 @@ from ..ir.text import print_node
 from ..ir.types import Shape, Tile
 from . import numeric, row
 from .build import Body
+from .check import PLACED_OPS
 from .concurrent import Frame, Judge, Machine, Steps, come
 from .happening import event
 from .ordering import scalar
-from .row import TileOp, Touch, compute, effects_of, is_placed, memory_of, touch_of
+from .row import TileOp, Touch, compute, effects_of, memory_of, touch_of
 
 Array = np.ndarray[Any, Any]
 Values = dict[Node, Any]
@@ -59,7 +60,7 @@ def run(
     grid = tuple(evaluate(size, bound) for size in body.grid)
     chosen = range(math.prod(grid)) if programs is None else programs
     storages = parameters(body, memories, bound)
-    placed = any(is_placed(node) for node in body.block.all_nodes())
+    placed = body.block.find(*PLACED_OPS)
     for numbers in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
         order = Judge(body, bound, len(numbers)) if placed else None
         machine = Machine(seed, order)

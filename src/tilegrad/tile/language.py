@@ -278,7 +278,7 @@ def arange(start: int, stop: int | None = None, dtype: Any = dtypes.int64) -> Ti
         raise ShapeError("an empty tile", got=(first, last))
     b = tracer().builder
     chosen = dtype_of(dtype)
-    line = TileValue(b.add(ops.iota(size=size, dtype=chosen)), linear=0)
+    line = TileValue(b.iota(size, chosen), linear=0)
     return elementwise("add", line, first) if first else line
 
 
@@ -504,8 +504,7 @@ def sigmoid(x: Any) -> Any:
 def edge_mask(edge: Edge, size: int) -> Node:
     """Which positions of an axis are elements."""
     b = tracer().builder
-    line = b.add(ops.iota(size=size, dtype=dtypes.int64))
-    at = b.apply("add", b.index(edge.start), line)
+    at = b.line(edge.start, size)
     mask = b.apply("less", at, b.index(edge.limit))
     if low(edge.start) < 0:
         mask = b.apply("bit_and", b.apply("less_equal", 0, at), mask)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 from ..core.dtype import DType
 from ..core.errors import InternalError
@@ -133,7 +133,7 @@ def _strided(into: Pieces, inner: Source, order: Shape, shape: Shape) -> Source:
         start: Size = 0
         for i, stride in zip(index, strides):
             start = start + i * stride
-        return into.b.gather(place, into.line(start, lanes, strides[-1]))
+        return into.b.gather(place, into.b.line(start, lanes, strides[-1]))
 
     return Source(shape, inner.dtype, piece)
 
@@ -162,8 +162,8 @@ def _reduce(into: Pieces, node: Node) -> None:
             for k in b.each("k", 1, inner.shape[axis], 1, total):
                 more = inner.piece((*index[:axis], k, *index[axis:]), lanes)
                 total[:] = [b.apply(COMBINE[kind], total[0], more)]
-            b.store(place, total[0], index, (len(node.shape) - 1,))
-    into.give(node, into.stored(place, node.shape))
+            b.store(place, total[0], index)
+    into.give(node, into.stored(place))
 
 
 def _along(node: Node) -> tuple[int, str]:
@@ -193,7 +193,7 @@ def _cumulative(into: Pieces, node: Node) -> None:
             here = (*outer[:axis], k, *outer[axis:])
             total[:] = [b.apply(COMBINE[kind], total[0], inner.piece(here, lanes))]
             b.store(place, total[0], here, (last,))
-    into.give(node, into.stored(place, node.shape))
+    into.give(node, into.stored(place))
 
 
 def _dot(into: Pieces, node: Node) -> None:
@@ -218,17 +218,17 @@ def _vector_dot(into: Pieces, node: Node) -> Source:
     def tile(i: Size, j: Size, rows: int) -> None:
         total = [_corner(into, c, i, j, (rows, columns), wide)]
         for p in into.b.each("k", 0, depth, 1, total, unroll=4 if depth % 4 == 0 else 1):
-            x = into.b.load(left, (i, p), (rows, 1), (0, 1))
-            y = into.b.load(right, (p, j), (1, columns), (0, 1))
+            x = into.b.load(left, (i, p), (rows, 1))
+            y = into.b.load(right, (p, j), (1, columns))
             total[:] = [into.b.do(ops.dot, x, y, total[0])]
-        into.b.store(place, total[0], (i, j), (0, 1))
+        into.b.store(place, total[0], (i, j))
 
     for j in into.along("column", n, columns):
         for i in into.b.each("row", 0, whole, rows, bounds=(0, max(0, whole - rows))):
             tile(i, j, rows)
         if whole < m:
             tile(whole, j, m - whole)
-    found = into.stored(place, node.shape)
+    found = into.stored(place)
     return found if wide is node.dtype else into.keep(found, dtype=node.dtype)
 
 
@@ -237,7 +237,7 @@ def _corner(
 ) -> Node:
     """A small tile of a value."""
     if c.place is not None and c.dtype is dtype:
-        return into.b.load(c.place, (i, j), shape, (0, 1))
+        return into.b.load(c.place, (i, j), shape)
     rows = [into.b.cast(c.piece((i + r, j), shape[1]), dtype) for r in range(shape[0])]
     return into.b.do(ops.stack_rows, *rows)
 
@@ -332,19 +332,16 @@ def _allocate(into: Pieces, node: Node) -> None:
 
 def _loop(into: Pieces, node: Node) -> None:
     block, carried = node.blocks[0], node.inputs[2:]
-    wide = [i for i, c in enumerate(carried) if into.large(c)]
-    own = [i for i in range(len(carried)) if i not in wide]
-    kept = {i: into.keep(into.source(carried[i])) for i in wide}
+    kept = {i: into.keep(into.source(c)) for i, c in enumerate(carried) if into.large(c)}
+    own = [i for i in range(len(carried)) if i not in kept]
     arguments = [argument(a.attrs["name"], a.type) for a in block.arguments]
     given = (arguments[0], *[arguments[1 + i] for i in own])
     with into.b.builder.block(block.name, given) as new:
         into.values[block.arguments[0]] = arguments[0]
         for i in own:
             into.values[block.arguments[1 + i]] = arguments[1 + i]
-        for i in wide:
-            held = into.stored(kept[i].place, carried[i].shape)  # type: ignore[arg-type]
-            held.carried = True
-            into.sources[block.arguments[1 + i]] = held
+        for i, held in kept.items():
+            into.sources[block.arguments[1 + i]] = replace(held, carried=True)
         _inside(into, block, new, own, kept)
     bounds = [into.values[i] for i in node.inputs[:2]]
     starts = [into.values[carried[i]] for i in own]
@@ -372,20 +369,19 @@ def _inside(
 
 def _results(into: Pieces, node: Node, own: list[int], made: Node, kept: dict[int, Source]) -> None:
     """Bind the results of a loop or a branch: small ones by `get`, large ones by place."""
-    type_: Any = node.type
-    for i, item in enumerate(type_.items):
+    for i in range(len(own) + len(kept)):
         old = ops.get(node, index=i)
         if i in kept:
-            into.sources[old] = into.stored(kept[i].place, item.shape)  # type: ignore[arg-type]
+            into.sources[old] = kept[i]
         else:
             into.values[old] = into.b.add(ops.get(made, index=own.index(i)))
 
 
 def _branch(into: Pieces, node: Node) -> None:
     first = node.blocks[0].results
-    wide = [i for i, r in enumerate(first) if into.large(r)]
+    wide = {i: r for i, r in enumerate(first) if into.large(r)}
     own = [i for i in range(len(first)) if i not in wide]
-    kept = {i: into.stored(into.room(first[i].shape, first[i].dtype), first[i].shape) for i in wide}
+    kept = {i: into.stored(into.room(r.shape, r.dtype)) for i, r in wide.items()}
     blocks = []
     for block in node.blocks:
         with into.b.builder.block(block.name) as new:
@@ -454,7 +450,7 @@ def unit_dot(into: Pieces, node: Node, unit: MatrixUnit) -> Source:
             sums[:] = [b.do(ops.matrix_dot, s, *xy, unit=unit.name) for s, xy in zip(sums, pairs)]
         for total, corner in zip(sums, corners):
             b.do(ops.matrix_store, place, total, *corner, unit=unit.name)
-    return into.stored(place, shape)
+    return into.stored(place)
 
 
 def _packed(into: Pieces, source: Source, together: int) -> Node:
@@ -464,15 +460,15 @@ def _packed(into: Pieces, source: Source, together: int) -> Node:
     if source.turned is not None:  # from (n, k), where they lie side by side already
         inner = into.kept(source.turned)
         for p, j in into.blocks((depth // together, n), (SIDE, SIDE)):
-            tile = b.load(inner, (j, p * together), (SIDE, SIDE * together), (0, 1))
+            tile = b.load(inner, (j, p * together), (SIDE, SIDE * together))
             tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE, together))
             tile = b.do(ops.transpose, tile, order=(1, 0, 2))
             tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE * together))
-            b.store(place, tile, (p, j * together), (0, 1))
+            b.store(place, tile, (p, j * together))
         return place
     for p, j in into.blocks((depth // together, n), (1, SIDE)):
         rows = [source.piece((p * together + r, j), SIDE) for r in range(together)]
         lines = b.do(ops.transpose, b.do(ops.stack_rows, *rows), order=(1, 0))
         line = b.do(ops.reshape, lines, shape=(SIDE * together,))
-        b.store(place, line, (p, j * together), (1,))
+        b.store(place, line, (p, j * together))
     return place

@@ -276,8 +276,12 @@ def _fused(a: float, b: float, c: float) -> float:
         return math.inf if exact > 0 else -math.inf
 
 
-def _compare(ufunc: Any) -> Meaning:
-    return lambda d, a, b: np.asarray(ufunc(a, b))
+def _compare(name: str) -> Meaning:
+    return lambda d, a, b: np.asarray(getattr(np, name)(a, b))
+
+
+def _reciprocal(d: DType, x: Array) -> Array:
+    return np.divide(d.numpy.type(1), x)
 
 
 EXACT = "exp exp2 log log2 log10 expm1 log1p sin cos tan arcsin arccos arctan sinh cosh tanh"
@@ -292,14 +296,14 @@ UNARY: dict[str, Meaning] = {
     "negative": _negative,
     "absolute": lambda d, x: np.absolute(x),
     "square_root": lambda d, x: np.sqrt(x),
-    "reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
+    "reciprocal": _reciprocal,
     **FUNCTIONS,
     "floor": _rounding(np.floor), "ceil": _rounding(np.ceil), "round": _rounding(np.rint),
     "trunc": _rounding(np.trunc),
     "bit_not": lambda d, x: np.invert(x),
     "sign": _sign,
-    "quick_exp": _exact(np.exp), "quick_exp2": _exact(np.exp2),
-    "quick_reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
+    "quick_exp": FUNCTIONS["exp"], "quick_exp2": FUNCTIONS["exp2"],
+    "quick_reciprocal": _reciprocal,
 }  # fmt: skip
 BINARY: dict[str, Meaning] = {
     "add": _two(np.add, np.logical_or),
@@ -316,10 +320,7 @@ BINARY: dict[str, Meaning] = {
     "unsigned_remainder": _unsigned(np.remainder),
     "quick_divide": _divide,
 }  # fmt: skip
-COMPARE: dict[str, Meaning] = {
-    "equal": _compare(np.equal), "not_equal": _compare(np.not_equal),
-    "less": _compare(np.less), "less_equal": _compare(np.less_equal),
-}  # fmt: skip
+COMPARE = {name: _compare(name) for name in ("equal", "not_equal", "less", "less_equal")}
 TERNARY: dict[str, Meaning] = {
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot(np.uint8),
@@ -375,17 +376,16 @@ def box(index: Any, shape: Shape, axes: Shape, sizes: Shape, strides: Any) -> An
     return offset, inside
 
 
-# The op that combines two values of a reduction, and how NumPy folds many.
+# The op that combines two values of a reduction; NumPy has a function of that name.
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-SCATTER = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}  # by mode
-FOLDS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def fold(x: Array, dtype: DType, kind: str, axis: int, whole: bool) -> Array:
     """Reduce (or run along) an axis; sums of narrow floats are kept in float32, a sum of bools is
     whether one holds."""
     wide = np.dtype(np.int8) if dtype.bits == 4 else dtype.wide.numpy  # no folds of int4
-    call = FOLDS[kind].reduce if whole else FOLDS[kind].accumulate
+    function = getattr(np, COMBINE[kind])
+    call = function.reduce if whole else function.accumulate
     return np.asarray(call(x.astype(wide), axis=axis, dtype=wide)).astype(dtype.numpy)
 
 

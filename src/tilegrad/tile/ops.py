@@ -66,19 +66,6 @@ def iota(*, size: int, dtype: DType) -> Type:
 # flush what is below the least normal number: for values that are rounded to 16 bits, or weighed
 # by their own size.
 
-COMMUTATIVE = {
-    "add",
-    "multiply",
-    "maximum",
-    "minimum",
-    "bit_and",
-    "bit_or",
-    "bit_xor",
-    "equal",
-    "not_equal",
-}
-
-
 OPERANDS = {"unary": 1, "binary": 2, "compare": 2, "ternary": 3}
 
 
@@ -105,7 +92,6 @@ def _elementwise(name: str, category: str, function: Callable[..., Any]) -> Tile
         name,
         infer,
         category=category,
-        commutative=name in COMMUTATIVE,
         meaning=" ".join((function.__doc__ or "").split()),
         numpy=lambda node, *values: numeric.elementwise(name, node.inputs[0].dtype, list(values)),
     )

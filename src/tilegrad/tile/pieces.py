@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.dtype import DType, float32, int64
+from ..core.dtype import DType, float32
 from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size
@@ -80,8 +80,8 @@ class Pieces:
         if not node.shape:
             return Source((), node.dtype, lambda _, lanes: self.b.broadcast(value, (lanes,)))
         place = self.room(node.shape, node.dtype)
-        found = self.stored(place, node.shape)
-        self.b.store(place, value, (0,) * len(node.shape), tuple(range(len(node.shape))))
+        found = self.stored(place)
+        self.b.store(place, value, (0,) * len(node.shape))
         self.spilled[-1][node] = found
         return found
 
@@ -89,37 +89,23 @@ class Pieces:
         """A place for a value."""
         return self.b.allocate(shape, dtype, self.scope)
 
-    def stored(self, place: Node, shape: Shape) -> Source:
+    def stored(self, place: Node) -> Source:
         """What a place holds."""
 
         def piece(index: Indices, lanes: int) -> Node:
-            return self.b.load(place, index, (lanes,), (len(shape) - 1,))
+            return self.b.load(place, index, (lanes,))
 
-        return Source(shape, place.dtype, piece, place)
+        return Source(place.shape, place.dtype, piece, place)
 
     def cheap(self, node: Node) -> Source:
         """A constant, an iota or a broadcast, made anew."""
-        if node.op is ops.iota:
-            return self.iota(node)
         if node.op is ops.broadcast:
             return self.repeated(node)
-        value, dtype = node.attrs["value"], node.dtype
-        return Source(node.shape, dtype, lambda _, n: self.b.constant(value, dtype, (n,)))
-
-    def line(self, start: Size, lanes: int, stride: int = 1) -> Node:
-        """start, start + stride, ... as a tile."""
-        steps = self.b.add(ops.iota(size=lanes, dtype=int64))
-        if stride != 1:
-            steps = self.b.apply("multiply", steps, stride)
-        return self.b.apply("add", self.b.index(start), steps)
-
-    def iota(self, node: Node) -> Source:
-        """0, 1, 2, ..."""
-
-        def piece(index: Indices, lanes: int) -> Node:
-            return self.b.cast(self.line(index[0], lanes), node.dtype)
-
-        return Source(node.shape, node.dtype, piece)
+        b, dtype = self.b, node.dtype
+        if node.op is ops.iota:
+            return Source(node.shape, dtype, lambda at, n: b.cast(b.line(at[0], n), dtype))
+        value = node.attrs["value"]
+        return Source(node.shape, dtype, lambda _, n: b.constant(value, dtype, (n,)))
 
     def repeated(self, node: Node) -> Source:
         """A broadcast."""
@@ -141,12 +127,8 @@ class Pieces:
         def piece(index: Indices, lanes: int) -> Node:
             live = iter([i for i, s in zip(index, shape) if s != 1])
             own = tuple(next(live) if s != 1 else 0 for s in inner.shape)
-            if lanes > 1 or not inner.shape or inner.shape[-1] == shape[-1]:
-                return inner.piece(own, lanes)
-            return inner.piece(own, 1)
+            return inner.piece(own, lanes)
 
-        if shape and inner.shape and shape[-1] == 1 != inner.shape[-1]:
-            return Source(shape, inner.dtype, piece, depth=inner.depth + 1)  # pieces of one element
         if shape and shape[-1] != 1 and inner.shape[-1] == 1:
             return self.keep(Source(inner.shape, inner.dtype, inner.piece), shape)
         return Source(shape, inner.dtype, piece, depth=inner.depth + 1)
@@ -198,8 +180,8 @@ class Pieces:
         else:
             for index, lanes in self.each(source.shape):
                 piece = self.b.cast(source.piece(index, lanes), dtype)
-                self.b.store(place, piece, index, (len(source.shape) - 1,))
-        found = self.stored(place, source.shape)
+                self.b.store(place, piece, index)
+        found = self.stored(place)
         return found if shape is None or shape == source.shape else self.reshaped(found, shape)
 
     def reshaped(self, source: Source, shape: Shape) -> Source:
@@ -211,7 +193,7 @@ class Pieces:
             total: Size = 0
             for i, s in zip(index, shape):
                 total = total * s + i
-            return self.b.gather(place, self.line(total, lanes))
+            return self.b.gather(place, self.b.line(total, lanes))
 
         return Source(shape, source.dtype, piece)
 
@@ -221,8 +203,8 @@ class Pieces:
         rows, columns = inner.shape
         side = min(rows & -rows, columns & -columns, self.target.lanes(float32))
         for i, j in self.blocks(inner.shape, (side, side)):
-            tile = self.b.cast(self.b.load(own, (i, j), (side, side), (0, 1)), place.dtype)
-            self.b.store(place, self.b.add(ops.transpose(tile, order=(1, 0))), (j, i), (0, 1))
+            tile = self.b.cast(self.b.load(own, (i, j), (side, side)), place.dtype)
+            self.b.store(place, self.b.add(ops.transpose(tile, order=(1, 0))), (j, i))
 
     def kept(self, source: Source, dtype: DType | None = None) -> Node:
         """The place of a value, in a dtype."""
@@ -268,5 +250,5 @@ class Pieces:
             self.sources[node] = source
             return
         assert source.place is not None
-        zeros, axes = (0,) * len(node.shape), tuple(range(len(node.shape)))
-        self.values[node] = self.b.load(source.place, zeros, node.shape, axes)
+        zeros = (0,) * len(node.shape)
+        self.values[node] = self.b.load(source.place, zeros, node.shape)

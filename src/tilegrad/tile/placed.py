@@ -144,7 +144,7 @@ def fence(*, kind: str) -> Type:
 
 
 def _boxed(place: Memory, memory: Node, shape: Shape, axes: Shape, index: tuple[Node, ...]) -> Type:
-    if len(axes) != len(shape) or place.shape[len(place.shape) - len(shape) :] != shape:
+    if len(axes) != len(shape) or _last(place, shape) != shape:
         raise Misfit(f"a box of {shape} over axes {axes} does not fit the place {place}")
     wanted = len(memory_of(memory).shape) + len(place.shape) - len(shape)
     if place.dtype is not memory.dtype or len(index) != wanted:
@@ -152,9 +152,15 @@ def _boxed(place: Memory, memory: Node, shape: Shape, axes: Shape, index: tuple[
     return NOTHING
 
 
+def _last(place: Memory, shape: Shape) -> Shape:
+    """Sizes of the axes of a place that a box lies along."""
+    found: Shape = place.shape[len(place.shape) - len(shape) :]  # type: ignore[assignment]
+    return found
+
+
 def _rows(place: Memory, shape: Shape, row: int) -> Memory:
     """A place as if it had only those rows that begin at `row`."""
-    whole = place.shape[len(place.shape) - len(shape) :]
+    whole = _last(place, shape)
     if shape[1:] != whole[1:] or not 0 <= row <= whole[0] - shape[0]:
         raise Misfit(f"a box of {shape} from row {row} on leaves {place}")
     return _ending(place, shape)
@@ -227,9 +233,8 @@ def copy_multicast(
     first row, and the rank that bit 0 of the mask stands for"""
     _on_barrier(barrier_)
     into = memory_of(place)
-    rows = into.shape[len(into.shape) - len(shape)]
-    whole = (rows, *shape[1:])
-    if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:
+    whole = _last(into, shape)
+    if not shape or whole[1:] != shape[1:] or whole[0] % shape[0]:
         raise Misfit(f"a box of {shape} is no share of the rows of {into}")
     return _boxed(_ending(into, shape), memory, shape, axes, index[:-2])
 
@@ -259,7 +264,7 @@ def copy_pages(
     the place one after another; each thread of the first warp issues one"""
     _on_barrier(barrier_)
     into = memory_of(place)
-    rows = into.shape[len(into.shape) - len(shape)]
+    rows = _last(into, shape)[0]
     if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:
         raise Misfit(f"boxes of {shape} do not fill the rows of {into}")
     count = rows // shape[0]

@@ -63,24 +63,20 @@ class Plan:
 
     def filled(self, target: Target) -> Plan:
         """The Plan with every choice made: by the person, else by the Target's registers."""
-        chosen = defaults(target)
-        own = {n: getattr(self, n) for n in chosen.__dataclass_fields__ if n != "sizes"}
-        return replace(chosen, **{n: v for n, v in own.items() if v is not None}, sizes=self.sizes)
+        return self.over(defaults(target))
+
+    def over(self, other: Plan) -> Plan:
+        """Another Plan with the choices that were made here."""
+        return replace(other, **{n: v for n, v in vars(self).items() if v is not None})
 
     def notes(self) -> dict[str, Any]:
         """What an emitter reads from Body.notes."""
-        return {
-            "warps": self.warps,
-            "stages": self.stages,
-            "vector": self.vector,
-            "swizzle": self.swizzle,
-        }
+        return {n: getattr(self, n) for n in ("warps", "stages", "vector", "swizzle")}
 
     def to_record(self) -> dict[str, Any]:
         """The choices that were made, as plain data."""
-        record = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "sizes"}
-        found = {n: v for n, v in record.items() if v is not None}
-        return {**found, **dict(self.sizes)}
+        made = vars(self) | {"sizes": None}
+        return {n: v for n, v in made.items() if v is not None} | dict(self.sizes)
 
     def __str__(self) -> str:
         return ", ".join(f"{n}={v}" for n, v in self.to_record().items()) or "automatic"

@@ -41,6 +41,7 @@ from ..core.errors import InternalError, UserError
 from ..core.target import Target
 from ..ir.block import Block
 from ..ir.node import Node
+from ..ir.node import walk as nodes_from
 from ..ir.symbol import high, low
 from .budget import check_banks, check_budget
 from .build import Body
@@ -290,18 +291,12 @@ def state(block: Block) -> str:
 
 def varies(skeleton: Skeleton, node: Node) -> bool:
     """Whether a condition or bound differs between programs, Symbols or data."""
-    stack = list(deciding(node))
-    seen: set[Node] = set()
-    while stack:
-        scalar = stack.pop()
-        if scalar in seen:
-            continue
-        seen.add(scalar)
+
+    def own(scalar: Node) -> bool:
         name = scalar.op.name
         if name in ("program", "symbol", "cluster_rank"):
             return True
-        if name not in ("constant", "get") and scalar not in skeleton.owner:
-            if not computable(scalar):
-                return True
-        stack += skeleton.parts(scalar)
-    return False
+        known = name in ("constant", "get") or scalar in skeleton.owner
+        return not (known or computable(scalar))
+
+    return any(map(own, nodes_from(deciding(node), skeleton.parts)))

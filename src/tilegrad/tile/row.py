@@ -238,11 +238,6 @@ def constant_of(node: Node) -> Any:
     return node.attrs["value"] if node.op.name == "constant" else None
 
 
-def is_placed(node: Node) -> bool:
-    """Whether a Node's op belongs to the placed level alone."""
-    return isinstance(node.op, TileOp) and node.op.placed
-
-
 def effects_of(node: Node) -> tuple[Effect, ...]:
     """What a Node does besides giving a value."""
     found = _known.get(node)

@@ -36,6 +36,7 @@ from ..ir.symbol import evaluate
 from ..ir.types import Tile
 from .build import Body
 from .check import walk, written_parameters
+from .numeric import COMPARE
 from .row import Arrive, Land, Scalar, Wait, constant_of, effects_of, is_place, touches_of
 
 
@@ -108,7 +109,6 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "multiply_add": lambda a, b, c: a * b + c,
 }
 EXTREMES = ("minimum", "maximum")
-COMPARES = ("equal", "not_equal", "less", "less_equal")
 
 
 def is_scalar(node: Node) -> bool:
@@ -123,7 +123,7 @@ def computable(node: Node) -> bool:
         return False
     if name == "cast":
         return True
-    if any(i.dtype.is_float for i in node.inputs) and name not in COMPARES:
+    if any(i.dtype.is_float for i in node.inputs) and name not in COMPARE:
         return False
     return name in ARITHMETIC
 
@@ -314,7 +314,7 @@ class _Loop:
     def _arithmetic(self, node: Node, name: str, parts: list[Shift]) -> Shift | None:
         period = lcm(*[p[0] for p in parts])
         shifts = [p[1] * (period // p[0]) for p in parts]
-        if name in COMPARES:
+        if name in COMPARE:
             return period, 0  # the trace looks at their signs
         if name == "where":
             return self._same(parts[0], list(parts[1:]))
@@ -332,12 +332,7 @@ class _Loop:
         if name == "multiply" and any(b is not None for b in by):
             return (period, shifts[0] * by[1]) if by[1] is not None else (period, shifts[1] * by[0])
         divisor = by[1] if len(by) > 1 else None
-        if divisor and name in (
-            "floor_divide",
-            "unsigned_divide",
-            "remainder",
-            "unsigned_remainder",
-        ):
+        if divisor and name.endswith(("divide", "remainder")):
             more = abs(divisor) // gcd(divisor, shifts[0])
             divides = name.endswith("divide")
             return period * more, shifts[0] * more // divisor if divides else 0

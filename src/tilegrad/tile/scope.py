@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, Union
 
 from ..core.dtype import DType, bool_, float32, float64, int32, int64, uint32, uint64
+from .numeric import COMPARE
 
 
 class Machine(Protocol):
@@ -68,14 +69,13 @@ Number = Union["Element", float]
 INTEGERS = {32: int32, 64: int64}
 UNSIGNED = {32: uint32, 64: uint64}
 FLOATS = {32: float32, 64: float64}
-COMPARES = ("less", "less_equal", "equal", "not_equal")
 
 
 def _apply(name: str, like: Element, *values: Number) -> Element:
     """An op on values of the dtype that one of them has."""
     m, d = like.machine, like.dtype
     held = [v.held if isinstance(v, Element) else m.constant(v, d) for v in values]
-    return Element(m, m.apply(name, d, *held), bool_ if name in COMPARES else d)
+    return Element(m, m.apply(name, d, *held), bool_ if name in COMPARE else d)
 
 
 def _operator(name: str, mirrored: bool = False) -> Callable[[Element, Number], Element]:

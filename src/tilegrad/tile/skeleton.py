@@ -24,9 +24,9 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Expr, atoms, evaluate, high, low
 from .build import Body
+from .numeric import COMPARE
 from .scalars import (
     ARITHMETIC,
-    COMPARES,
     EXTREMES,
     Periods,
     Scalars,
@@ -37,7 +37,7 @@ from .scalars import (
 
 Event = tuple[Node, dict[Node, Any]]
 MOST_EVENTS = 60_000
-WATCHED = {*COMPARES, *EXTREMES}
+WATCHED = {*COMPARE, *EXTREMES}
 
 
 class TooLong(InternalError):
@@ -219,7 +219,7 @@ class _Run:
     def watch(self, node: Node, a: Any, b: Any) -> None:
         """Note which of two is larger: for a comparison, or for the extreme of them."""
         sign = (a > b) - (a < b)
-        if node.op.name in COMPARES:
+        if node.op.name in COMPARE:
             self.signs.append(sign)
         else:
             self.extremes.append((node, sign))

@@ -324,14 +324,9 @@ class Tracer:
                     hint="declare other results with tile.result and write them with tile.store",
                 )
             *lead, count, _ = self.inputs[0].type.shape
-            columns = [] if found.ndim == 1 else [self.columns_of(found)]
-            out = self.add_result([*lead, count, *columns], found.dtype)
+            wide = [e.limit if e else s for s, e in zip(found.shape, found.edges)]  # elements
+            out = self.add_result([*lead, count, *wide[1:]], found.dtype)
             ABOVE["store_rows"](out, found)
-
-    def columns_of(self, value: TileValue) -> Size:
-        """How many columns of a returned tile are elements."""
-        edge = value.edges[1]
-        return value.shape[1] if edge is None else edge.limit
 
     def finish(self) -> Body:
         """The Body."""

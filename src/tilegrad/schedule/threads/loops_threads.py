@@ -76,19 +76,16 @@ class FlatTiles(ThreadPart):
                 self.write_all(outer * middle + at, *columns)
             return []
 
-        if many == 1 and not self._tail_fits(inner, lanes):
+        fits = (
+            high(inner) <= lanes or modulo(inner, 16) == 0
+        )  # vectors are in or out: no mask costs
+        if many == 1 and not fits:
             stop = base + lanes
             self.b.branch(self.b.less_equal(stop, inner), lambda: write(True), lambda: write(False))
         else:
             write(False)
         warps = space.threads_for(many * lanes, self.each) // WARP
-        return [self.sheet.end((grid,), warps=warps)]
-
-    def _tail_fits(self, inner: Size, lanes: int) -> bool:
-        """Whether a masked tile costs nothing: vectors are wholly inside or outside."""
-        if high(inner) <= lanes:
-            return True
-        return modulo(inner, 16) == 0
+        return [self.sheet.end(grid, warps=warps)]
 
     def flat_tile(self, rows: Size, inner: Size) -> tuple[int, int]:
         """(rows, lanes) of a program's tile; sets how many elements a thread has."""

@@ -21,7 +21,7 @@ from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum, power_of_two
 from ...ir.types import product
 from ...tile.numeric import COMBINE
-from ..access import Index, atom_of, depends, offset_of
+from ..access import Place, atom_of, depends, offset_of
 from ..family import Bodies, Made
 from ..lines import Accumulators
 from ..lowering import Lowering
@@ -57,7 +57,8 @@ def pair_up(lowering: Lowering) -> None:
             continue
         for at, region in enumerate(found):
             first = region.first if isinstance(region, Pair) else region
-            if not second.needs >> first.number & 1 and not _shares(first, second):
+            shared = any(product(n.shape) == first.total for n in first.reads & second.reads)
+            if not second.needs >> first.number & 1 and not shared:
                 continue
             joined = _with(region.second, second) if isinstance(region, Pair) else second
             if not _fits(first, joined, values):
@@ -101,11 +102,6 @@ def _join(
         "reads": first.reads | second.reads,
     }
     return Pair(**{**vars(first), **together}, first=first, second=second)
-
-
-def _shares(first: Region, second: Region) -> bool:
-    """Whether both read the same large array."""
-    return any(product(n.shape) == first.total for n in first.reads & second.reads)
 
 
 def _fits(first: Region, second: Region, values: set[Node]) -> bool:
@@ -168,7 +164,7 @@ def lower_pair(pair: Pair, target: Target, name: str) -> Bodies:
     programs = max(1, min(programs, high(rows) // 8))
     sheet = space.sheet(name, after=parts_of(sums, programs * columns, "result"))
     PairRows(space, sheet, sums).over_rows(rows, columns, lanes, programs)
-    first = sheet.end((programs,), warps=threads // WARP, resident=resident)
+    first = sheet.end(programs, warps=threads // WARP, resident=resident)
     own = pair.second.inputs = _reads_after(pair.second, values, set(pair.first.values))
     last = ThreadSpace(pair.second, target, name)
     last.settle(columns)
@@ -208,12 +204,12 @@ class PairRows(HeldRows):
             for x, place in zip(state, self.sheet.others.values()):
                 e.store(place, x, p * columns + lane)
 
-    def first_reads(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
+    def first_reads(self, row: Size, lane: Size) -> list[Place]:
         """Full rows that are read at a row, in a fixed order: they are asked for ahead."""
         found = self.reads_at(row, lane)
         return [(n, i) for n, i in found if product(n.shape) == self.space.region.total][:3]
 
-    def reads_at(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
+    def reads_at(self, row: Size, lane: Size) -> list[Place]:
         """What is read at a row without a guard."""
         space = self.space
         starts = space.expressions_at(space.reduces, space.region.stored, row, lane)

@@ -71,7 +71,7 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
         tile.load_first(row, lane)
         tile.reduce_stages(row, lane)
         tile.write_all(row, lane)
-    return [sheet.end((grid,), warps=space.threads_for(many * lanes, each) // WARP)]
+    return [sheet.end(grid, warps=space.threads_for(many * lanes, each) // WARP)]
 
 
 def rows_held(space: ThreadSpace, rows: int, lanes: int, each: int) -> int:
@@ -163,7 +163,7 @@ def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
     sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
     for v, place in zip(space.reduces, sheet.others.values()):
         sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), row * parts + part)
-    return [sheet.end((grid,), warps=WARPS), last_parts(space, rows, parts)]
+    return [sheet.end(grid, warps=WARPS), last_parts(space, rows, parts)]
 
 
 def in_parts(count: Size, parts: int, unit: int) -> tuple[int, int]:
@@ -182,7 +182,7 @@ def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
         partials = zip(space.reduces, sheet.others.values())
         tile.bind_totals(row, [(v, e._load(place, at)) for v, place in partials])
         tile.row_results(row, 1)
-    return sheet.end((rows,), warps=space.threads_for(lanes, 4) // WARP)
+    return sheet.end(rows, warps=space.threads_for(lanes, 4) // WARP)
 
 
 # ---- by columns ----------------------------------------------------------------------------------
@@ -204,12 +204,12 @@ def by_columns(space: ThreadSpace) -> Bodies:
     if parts == 1:
         sheet = space.sheet(space.name)
         grid = Columns(space, sheet, block, deep).programs(count, 1, None)
-        return [sheet.end((grid,), warps=warps)]
+        return [sheet.end(grid, warps=warps)]
     _, parts = in_parts(count, parts, deep)
     left = parts_of(space.reduces, results * parts, "result")
     sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
     grid = Columns(space, sheet, block, deep).programs(count, parts, list(sheet.others.values()))
-    return [sheet.end((grid,), warps=warps), sum_parts(space, results, parts)]
+    return [sheet.end(grid, warps=warps), sum_parts(space, results, parts)]
 
 
 def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
@@ -232,7 +232,7 @@ def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
                     (totals[n],) = columns.sums.take(v, x, x, e.inside(), [totals[n]])
         columns.bind(space.reduces, lane, totals)
         columns.write_rows(space.region.stored, lane)
-    return sheet.end((grid,), warps=space.threads_for(deep * block, EACH) // WARP)
+    return sheet.end(grid, warps=space.threads_for(deep * block, EACH) // WARP)
 
 
 class Columns(Reductions, ThreadPart):
@@ -240,7 +240,7 @@ class Columns(Reductions, ThreadPart):
 
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, block: int, deep: int) -> None:
         super().__init__(space, sheet, deep)
-        self.block, self.deep = block, deep
+        self.block = block
 
     def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
         """One program: its block of results over its part of the reduced axis."""
@@ -250,7 +250,7 @@ class Columns(Reductions, ThreadPart):
         sizes = (floor_divide(results, inner), blocks, parts)
         grid, (outer, block, part) = self.sheet.programs(*sizes)
         base = block * self.block
-        length, _ = in_parts(count, parts, self.deep)
+        length, _ = in_parts(count, parts, self.lanes)
         start: Size = part * length
         stop = minimum(start + length, count) if parts > 1 else count
         with self.e.vector(base, self.block, inner) as lane:
@@ -269,7 +269,7 @@ class Columns(Reductions, ThreadPart):
         self, reduces: Sequence[Node], row: Size, outer: Size, base: Size, start: Size, stop: Size
     ) -> None:
         """Take the reduced elements from start to stop and bind what the reductions gave."""
-        b, e, inner, deep = self.b, self.e, self.space.inner, self.deep
+        b, e, inner, deep = self.b, self.e, self.space.inner, self.lanes
         span = stop - start
         middle = start + floor_divide(span, deep) * deep
 
@@ -289,14 +289,14 @@ class Columns(Reductions, ThreadPart):
 
     def tile_shape(self) -> tuple[int, ...]:
         """The shape of a tile."""
-        if self.deep > 1:
-            return (self.deep, self.block)
+        if self.lanes > 1:
+            return (self.lanes, self.block)
         return (self.block,) if self.block > 1 else ()
 
     def bind(self, reduces: Sequence[Node], row: Size, values: list[Node]) -> None:
         """Add up the rows of the accumulators and say what each reduction gave."""
         alone = {v: own[-1] for v, own in shared_out(reduces, values)}
-        found = self.combined(reduces, values) if self.deep > 1 else alone
+        found = self.combined(reduces, values) if self.lanes > 1 else alone
         for v, x in found.items():
             if x.shape == (1,):  # a block of one result is a scalar
                 x = self.b.reshape(x, ())

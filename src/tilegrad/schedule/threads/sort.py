@@ -17,11 +17,10 @@ results depend on shapes and the Target alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...core.dtype import DType, int32, int64
-from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
@@ -88,9 +87,9 @@ class Network:
         `numbers` are the elements' places in the whole line, of which the tile is a part.
         """
         b = self.b
-        own = b.add(tile_ops.iota(size=self.size, dtype=int32))
+        own = b.iota(self.size, int32)
         for memory, x in zip(shared, pair):
-            b.store(memory, x, (0,), (0,))
+            b.store(memory, x, (0,))
         at = b.cast(b.apply("bit_xor", own, distance), int64)
         other = [b.gather(memory, at) for memory in shared]
         lower = b.apply("equal", b.apply("bit_and", own, distance), 0)
@@ -101,7 +100,7 @@ class Network:
 
     def numbers(self, start: Size) -> Node:
         """The places of a tile's elements in a line, from a start on."""
-        own = self.b.add(tile_ops.iota(size=self.size, dtype=int32))
+        own = self.b.iota(self.size, int32)
         return self.b.apply("add", own, self.b.cast(self.b.index(start), int32))
 
     def power(self, exponent: Size) -> Node:
@@ -135,13 +134,13 @@ class Network:
         low = floor_divide(q, distance) * (2 * distance) + modulo(q, distance)
         start = line * padded + low
         ends = [start, start + distance]
-        one, other = ([b.load(m, (at,), (size,), (0,)) for m in memories] for at in ends)
+        one, other = ([b.load(m, (at,), (size,)) for m in memories] for at in ends)
         run = modulo(floor_divide(low, 1 << log_run), 2)  # the same for the whole tile
         rises = b.broadcast(b.apply("equal", b.index(run), 0), (size,))
         keep = b.apply("equal", self.before(one, other), rises)
         for m, x, y in zip(memories, one, other):
-            b.store(m, b.apply("where", keep, x, y), (ends[0],), (0,))
-            b.store(m, b.apply("where", keep, y, x), (ends[1],), (0,))
+            b.store(m, b.apply("where", keep, x, y), (ends[0],))
+            b.store(m, b.apply("where", keep, y, x), (ends[1],))
         return lines * half
 
 
@@ -150,6 +149,10 @@ class ScratchSort:
 
     stored: Sequence[Node] = ()  # what the last launch writes; else pairs stay in scratch
     descending = False
+    # A tile of a line from a place on as pairs, padded, and the elements' places in the line; and
+    # what writes sorted pairs as results.
+    take: Callable[[ThreadSheet, Network, Size, Size], tuple[Pair, Node]]
+    give: Callable[[ThreadSheet, Size, Size, Pair], None]
 
     def __init__(
         self, name: str, reads: list[Node], lines: Size, padded: int, dtype: DType
@@ -158,14 +161,6 @@ class ScratchSort:
         self.padded, self.dtype = padded, dtype
         size = lines * padded
         self.scratch = [("keys", Array((size,), dtype)), ("numbers", Array((size,), int32))]
-
-    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
-        """A tile of a line as pairs, padded; and the elements' places in the line."""
-        raise InternalError("schedule.sort", f"{self.name} takes no pairs")
-
-    def give(self, sheet: ThreadSheet, line: Size, start: Size, pair: Pair) -> None:
-        """Write sorted pairs as results."""
-        raise InternalError("schedule.sort", f"{self.name} has no results")
 
     def launches(self) -> Bodies:
         """Chunks sorted into scratch, then doublings over it."""
@@ -201,8 +196,8 @@ class ScratchSort:
         grid, place, line, start = self.chunk(sheet)
         pair, numbers = self.take(sheet, net, line, start)
         for memory, x in zip(sheet.others.values(), net.sorted(pair, numbers)):
-            sheet.b.store(memory, x, (place,), (0,))
-        return sheet.end((grid,), warps=self.warps(LOCAL))
+            sheet.b.store(memory, x, (place,))
+        return sheet.end(grid, warps=self.warps(LOCAL))
 
     def far(self, log_run: int, far: int) -> Made:
         """Partners 2 ** far apart, farther than a chunk: both are in memory."""
@@ -210,7 +205,7 @@ class ScratchSort:
         sheet = Sheet(f"{self.name}_far_{log_run}_{far}", pairs)
         net = self.network(sheet.b, FAR_TILE)
         grid = net.far_programs(sheet.b.parameters, self.padded, self.lines, log_run, far)
-        return sheet.end((grid,), warps=4)
+        return sheet.end(grid, warps=4)
 
     def near(self, log_run: int, last: bool) -> Made:
         """The rest of a doubling within chunks; the last one writes the results."""
@@ -220,7 +215,7 @@ class ScratchSort:
         b, memories = sheet.b, sheet.others.values()
         net = self.network(b, LOCAL)
         grid, place, line, start = self.chunk(sheet)
-        pair = [b.load(m, (place,), (LOCAL,), (0,)) for m in memories]
+        pair = [b.load(m, (place,), (LOCAL,)) for m in memories]
         numbers = net.numbers(start)
         shared = net.allocate_shared()
         run = b.constant(1 << log_run, int32)
@@ -229,8 +224,8 @@ class ScratchSort:
             self.give(sheet, line, start, pair)
         else:
             for memory, x in zip(memories, pair):
-                b.store(memory, x, (place,), (0,))
-        return sheet.end((grid,), warps=self.warps(LOCAL))
+                b.store(memory, x, (place,))
+        return sheet.end(grid, warps=self.warps(LOCAL))
 
 
 class SortLowering(ScratchSort):
@@ -252,7 +247,7 @@ class SortLowering(ScratchSort):
         net, line = self.network(sheet.b, self.padded), sheet.b.program(0, self.lines)
         pair, numbers = self.take(sheet, net, line, 0)
         self.give(sheet, line, 0, net.sorted(pair, numbers))
-        return [sheet.end((self.lines,), warps=self.warps(self.padded))]
+        return [sheet.end(self.lines, warps=self.warps(self.padded))]
 
     def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
         """See `ScratchSort`."""
@@ -316,4 +311,4 @@ def lower_scan(region: Region, target: Target, name: str) -> Bodies:
             total = b.reduce(x, last, kind)
             total = e.column(total) if last and total.shape else total
         before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
-    return [sheet.end((grid,), warps=warps_for(rows * lanes))]
+    return [sheet.end(grid, warps=warps_for(rows * lanes))]

@@ -77,20 +77,20 @@ class StreamedRows(Sweeper):
         with self.e.scope():
             values = self.start(first)
             values, rest = self.fill(first, values)
-        width, found = len(values), [*values, *_flat(rest)]
+        self.width, found = len(values), [*values, *_flat(rest)]
         bounds = (0, rows - 1 - programs)
         for row in b.each("row", p, rows - programs, programs, found, bounds=bounds):
             with self.e.scope():
                 after = self.sweeps_at(row + programs)[0]
                 ahead = self.asked(after, 0, TILES)
-                second = self.end_row(row, found[:width], self.tiles_of(found[width:]))
+                second = self.end_row(row, found)
                 values, rest = self.exchange(second, after, self.start(after), ahead)
                 found[:] = [*values, *_flat(rest)]
         whole = floor_divide(rows - 1 - p, programs)
         last = whole * programs + p
-        second = self.end_row(last, found[:width], self.tiles_of(found[width:]))
+        second = self.end_row(last, found)
         self.empty(second)
-        return [self.sheet.end((programs,), warps=WARPS, resident=1)]
+        return [self.sheet.end(programs, warps=WARPS, resident=1)]
 
     def sweeps_at(self, row: Size) -> list[Sweep]:
         """The two sweeps over a row."""
@@ -142,14 +142,12 @@ class StreamedRows(Sweeper):
         """Tiles of a turn into shared memory."""
         for k, tile in enumerate(tiles):
             for place, x in zip(self.kept.held, tile):
-                self.b.store(place, x, (base + k * self.lanes,), (0,))
+                self.b.store(place, x, (base + k * self.lanes,))
 
     def kept_tiles(self, base: Size) -> Raw:
         """Tiles of a turn from shared memory."""
         starts = (base + k * self.lanes for k in range(TILES))
-        return [
-            [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.kept.held] for at in starts
-        ]
+        return [[self.b.load(p, (at,), (self.lanes,)) for p in self.kept.held] for at in starts]
 
     def write_tiles(self, sweep: Sweep, base: Size, tiles: Raw, whole: int = TILES) -> None:
         """What a sweep writes of tiles that are there. Where it asks which lane is at a place, it
@@ -199,12 +197,13 @@ class StreamedRows(Sweeper):
                 values[:] = self.take_tiles(sweep, base, TILES, tiles, values)
         return values, self.asked_rest(sweep)
 
-    def end_row(self, row: Size, values: list[Node], rest: Raw) -> Sweep:
+    def end_row(self, row: Size, carried: list[Node]) -> Sweep:
         """Reduce and write what shared memory does not hold of a row, with what the row has one
         of; gives the sweep that writes the others."""
         found = sweeps_of(self.space, row, self.lanes)
         self.ask_row(found)
-        self.values, self.rest = values, rest
+        self.values, rest = carried[: self.width], carried[self.width :]
+        self.rest = self.tiles_of(rest)
         self.over_row(row, found)
         return next(w for _, w in found if w.writes)
 

@@ -84,7 +84,7 @@ def swept(space: ThreadSpace, rows: Size) -> Bodies:
     sweeper = Sweeper(space, sheet, warps, kept)
     sweeper.ask_row(found)
     sweeper.over_row(row, found)
-    return [sheet.end((rows,), warps=warps)]
+    return [sheet.end(rows, warps=warps)]
 
 
 def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[int, Kept]:
@@ -224,9 +224,9 @@ class Sweeper(RowSweeps, ThreadPart):
         """Put a tile's reads into shared memory, or take them from there."""
         for read, place in zip(self.kept.at(lane), self.kept.held):
             if self.kept.filled:
-                have(self.e, [read], [self.b.load(place, (at,), (self.lanes,), (0,))])
+                have(self.e, [read], [self.b.load(place, (at,), (self.lanes,))])
             else:
-                self.b.store(place, ask(self.e, [read])[0], (at,), (0,))
+                self.b.store(place, ask(self.e, [read])[0], (at,))
 
     def combine_parts(
         self, sweep: Sweep, parts: list[list[Part]], values: list[Node]

@@ -105,7 +105,7 @@ class TileEvaluator(ExponentEvaluator):
         if whole or _fits(base, count, size):
             return atom, atom, None
         left = b.cast(b.index(minimum(size - base, count)), int32)
-        numbers = b.add(tile_ops.iota(size=count, dtype=int32))
+        numbers = b.iota(count, int32)
         return atom, atom, b.apply("less", numbers, b.broadcast(left, (count,)))
 
     @property
@@ -157,7 +157,7 @@ class TileEvaluator(ExponentEvaluator):
         b = self.body
         if self.outside:
             return b.constant(False, bool_)
-        lanes = b.add(tile_ops.iota(size=self.lanes, dtype=int32))
+        lanes = b.iota(self.lanes, int32)
         return b.apply("equal", lanes, b.broadcast(number, (self.lanes,)))
 
     # ---- loads and stores -----------------------------------------------------------------
@@ -186,7 +186,7 @@ class TileEvaluator(ExponentEvaluator):
         if not varying and (guard is None or not guard.shape):
             return b.load(memory, (offset,), mask=guard)
         found = self._affine(offset, varying) if varying else None
-        if found is None or (guard is not None and not _reaches(self, guard, found)):
+        if found is None or not _reaches(self, guard, found):
             return self._gathered(memory, offset, guard)
         by_row, by_lane, start = found
         bytes_ = self.lanes * (self.rows + 8) * memory.dtype.size
@@ -250,10 +250,10 @@ class TileEvaluator(ExponentEvaluator):
         seen = seen_along(self.body, memory, [(by_lane, self.base), (1, self.row_base)], start)
         if seen is None:
             return self._gathered(memory, by_lane * self.lane + self.row + start, None)
-        source = b.load(seen[0], seen[1], shape, (0, 1), mask)
+        source = b.load(seen[0], seen[1], shape, mask=mask)
         pad = max(1, 4 // memory.dtype.size)  # a word more than a power of two: other banks
         place = b.allocate((self.lanes, self.rows + pad), memory.dtype, "shared")
-        b.store(place, source, (0, 0), (0, 1))
+        b.store(place, source, (0, 0))
         return b.load(place, (0, 0), self.full, (1, 0))
 
     def store(self, memory: Node, value: Node, offset: Size, only: Node | None = None) -> None:
@@ -268,24 +268,21 @@ class TileEvaluator(ExponentEvaluator):
             if any(size != 1 for size in value.shape):
                 raise InternalError("schedule.threads", f"{value.type} stored to one element")
             while value.shape:
-                value = b.add(tile_ops.extract(value, index=0))
+                value = b.extract(value)
             b.store(memory, value, (offset,))
             return
         found = self._affine(offset, varying)
-        if found is None or (only is not None and not _reaches(self, only, found)):
+        seen = self._seen(memory, *found) if found and _reaches(self, only, found) else None
+        if found is None or seen is None:
             self._scattered(memory, value, offset, only)
             return
-        by_row, by_lane, start = found
-        seen = self._seen(memory, by_row, by_lane, start)
-        if seen is None:
-            self._scattered(memory, value, offset, only)
-            return
+        by_row, by_lane, _ = found
         shape, axes, mask = self._span(by_row, by_lane, only)
         if by_row == 0 and len(value.shape) == 2:  # of one element of an axis: others are nothing
-            value = b.add(tile_ops.extract(value, index=0))
+            value = b.extract(value)
         elif by_row != 0 and by_lane == 0:
             if value.shape == self.full:
-                value = b.add(tile_ops.part(value, start=(0, 0), shape=(self.rows, 1)))
+                value = b.part(value, (0, 0), (self.rows, 1))
             value = self.line(b.broadcast(value, (self.rows, 1)))
         b.store(seen[0], b.broadcast(value, shape), seen[1], axes, mask)
 
@@ -361,9 +358,9 @@ def _fits(base: Size, count: int, size: Size) -> bool:
     return begins and modulo(size, count) == 0 and modulo(base, count) == 0
 
 
-def _reaches(e: TileEvaluator, guard: Node, found: tuple[Size, Size, Size]) -> bool:
+def _reaches(e: TileEvaluator, guard: Node | None, found: tuple[Size, Size, Size]) -> bool:
     """Whether a guard is no larger than what an affine read gives."""
-    if not guard.shape:
+    if guard is None or not guard.shape:
         return True
     by_row, by_lane, _ = found
     if by_row != 0 and by_lane != 0:

@@ -170,7 +170,7 @@ class UpdateLowering(Update):
                 self.b.branch(inside, write)
             else:
                 write()
-        return self.sheet.end((grid,), warps=warps_for(rows * lanes))
+        return self.sheet.end(grid, warps=warps_for(rows * lanes))
 
     # ---- few indices ----------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class UpdateLowering(Update):
             if self.mode != "set":
                 x = self.take_equal(memory, key, at, inner, where, lanes)
             e.store(memory, x, where)
-        return self.sheet.end((grid,), warps=warps_for(lanes))
+        return self.sheet.end(grid, warps=warps_for(lanes))
 
     def take_equal(
         self, memory: Node, key: Node, at: Size, inner: Index, where: Size, lanes: int
@@ -250,11 +250,21 @@ class UpdateLowering(Update):
             mask = None if e.row_mask is None else e.column(e.row_mask)
             b.scatter(memory["keys"], key, e.column(rank), mask)
             b.scatter(memory["numbers"], number, e.column(rank), mask)
-        return self.sheet.end((grid,), warps=8)
+        return self.sheet.end(grid, warps=8)
 
     def sorts(self) -> Bodies:
         """The same by a sorting network over pairs in scratch."""
-        return DestinationSort(self).launches()
+        sort = ScratchSort(self.name, self.reads, 1, self.padded, self.key_dtype)
+        sort.take = self.take
+        return sort.launches()
+
+    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
+        """Pairs of (destination, number); see `ScratchSort`."""
+        self.write_to(sheet)
+        b, e, numbers = sheet.b, sheet.e, net.numbers(start)
+        with e.vector(start, net.size, self.count) as lane:
+            key = b.broadcast(self.destination(lane), (net.size,))
+            return [b.where(e.lane_mask, key, net.last()), numbers], numbers
 
     def runs(self) -> Made:
         """How many pairs have the same destination, at the first of them; 0 at the others."""
@@ -278,7 +288,7 @@ class UpdateLowering(Update):
                 ends[1] = b.apply("where", same, ends[1], middle)
             length = b.where(first, b.apply("subtract", ends[1], at), 0)
             e.store(memory["lengths"], b.cast(length, int32), lane)
-        return self.sheet.end((grid,), warps=4)
+        return self.sheet.end(grid, warps=4)
 
     # ---- runs taken by their owners -------------------------------------------------------
 
@@ -314,7 +324,7 @@ class UpdateLowering(Update):
                         x = self.read(self.number(memory, at + t), inner)
                         total[0] = b.broadcast(self.combine(total[0], x), (lanes,))
                 e.store(memory["state"], total[0], where)
-        return self.sheet.end((grid,), warps=warps_for(lanes))
+        return self.sheet.end(grid, warps=warps_for(lanes))
 
     def number(self, memory: dict[str, Node], at: Size) -> Size:
         """The index number at a place in the order."""
@@ -346,23 +356,7 @@ class UpdateLowering(Update):
                     new = self.combine(found[0], self.read(self.number(memory, place), inner))
                     found[0] = b.apply("where", live, new, found[0])
             e.store(memory["state"], found[0], where, owns)
-        return self.sheet.end((grid,), warps=4)
-
-
-class DestinationSort(ScratchSort):
-    """Pairs of (destination, number) of an update."""
-
-    def __init__(self, update: UpdateLowering) -> None:
-        super().__init__(update.name, update.reads, 1, update.padded, update.key_dtype)
-        self.update = update
-
-    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
-        """See `ScratchSort`."""
-        self.update.write_to(sheet)
-        b, e, numbers = sheet.b, sheet.e, net.numbers(start)
-        with e.vector(start, net.size, self.update.count) as lane:
-            key = b.broadcast(self.update.destination(lane), (net.size,))
-            return [b.where(e.lane_mask, key, net.last()), numbers], numbers
+        return self.sheet.end(grid, warps=4)
 
 
 def lower_update(region: Region, target: Target, name: str) -> Bodies:

@@ -53,7 +53,7 @@ class Viewed(BodyBuilder):
         Inputs come first in their order, then their other views, then results.
         """
         body = super().finish(grid, **notes)
-        if any(node.op.name == "scatter" for node in body.block.all_nodes()):
+        if body.block.find("scatter"):
             body.notes["distinct"] = True  # no element is written twice
         used = {id(i) for node in body.block.all_nodes() for i in node.inputs}
         seen_as: list[list[Node]] = []
