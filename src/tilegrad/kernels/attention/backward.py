@@ -416,9 +416,10 @@ class BackwardConsumer:
             cuts.append(tile.less(most, w.columns - 1))
         if self.ends:
             cuts.append(tile.less(w.limit, self.at[1] + (OWN if w.of_keys else w.columns)))
-        if cuts and reduce(or_, cuts):
-            seen = self.seen()
-            tile.write(self.scores, tile.where(seen, tile.read(self.scores), -tile.INF))
+        if cuts:
+            if reduce(or_, cuts):
+                seen = self.seen()
+                tile.write(self.scores, tile.where(seen, tile.read(self.scores), -tile.INF))
 
     def seen(self) -> Any | None:
         """Which elements of a block are seen; None where all are."""

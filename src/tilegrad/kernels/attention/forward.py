@@ -83,11 +83,11 @@ class WideAttention:
         columns = [self.order.first_columns(own) for own in range(halves)]
         self.columns = columns if plan.narrow else [self.keys] * halves
         self.pieces = self.keys // 64 if min(self.columns) < self.keys else 1  # of values
-        values = (self.pieces, self.keys // self.pieces, self.value_width)
+        keys = self.keys // self.pieces
         self.ring = {
             "q": swizzled(dtype, plan.query_stages, halves, 64, self.width),
             "k": swizzled(dtype, plan.stages, 1, self.keys, self.width),
-            "v": swizzled(dtype, plan.stages, *values),
+            "v": swizzled(dtype, plan.stages, self.pieces, keys, self.value_width),
         }
         if plan.staged:
             self.staged = swizzled(dtype, halves, plan.together, 64, plan.staged)

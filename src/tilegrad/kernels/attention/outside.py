@@ -31,12 +31,13 @@ def outside(x: AttentionShape, more: Sequence[Memory], results: Sequence[str], n
     given = dict(named(x, more, results))
     written = [(result, replace(given[result], use="state")) for result in results]
     b = BodyBuilder(name, [(n, given[n]) for n in (starts, "sinks") if n in given] + written)
+    grid = -(-tokens // ROWS), heads
     with tile.into(b):
-        block, head = tile.grid(-(-tokens // ROWS), heads)
+        block, head = tile.grid(*grid)
         first, memory = block * ROWS, memories(b)
         line, holes = tile.arange(ROWS) + first, Holes(x, memory, 0, head * group)
-        last = memory[starts].type.shape[0] - 1
-        begin, end = (bounded(memory[starts][i], "end", tokens) for i in (0, last))
+        lines = memory[starts]
+        begin, end = (bounded(lines[i], "end", tokens) for i in (0, lines.type.shape[0] - 1))
         there = ((line < begin) | (end <= line)) & (line < index_of(tokens))
         for result in results:
             if result == "lse":
@@ -47,4 +48,4 @@ def outside(x: AttentionShape, more: Sequence[Memory], results: Sequence[str], n
             else:
                 zeros = tile.zeros((ROWS, x.sizes(result)[-1]), x.dtype)
                 tile.store(holes.tokens(result, first, zeros.shape), zeros, mask=there[:, None])
-    return b.finish((-(-tokens // ROWS), heads))
+    return b.finish(grid)

@@ -111,10 +111,9 @@ class TileOrder:
 
     # ---- what masks cut ---------------------------------------------------------------------
 
-    @property
-    def firsts(self) -> range:
+    def firsts(self, high: int) -> range:
         """The last keys that tiles' first queries see, for all ways tiles lie to blocks of keys."""
-        return range(self.high, self.high + self.rows * self.keys, self.rows)
+        return range(high, high + self.rows * self.keys, self.rows)
 
     def count_right(self) -> int:
         """The most blocks at a tile's right end that a mask cuts."""
@@ -123,7 +122,7 @@ class TileOrder:
             return int(self.ends)
         if not isinstance(self.high, int):
             return -(-(rows - 1) // keys) + 1
-        return max(1, *(-(-(f + rows) // keys) - (f + 1) // keys for f in self.firsts))
+        return max(1, *(-(-(f + rows) // keys) - (f + 1) // keys for f in self.firsts(self.high)))
 
     def first_columns(self, own: int) -> int:
         """How many keys of the last block of a tile 64 of its queries see at most, if that is the
@@ -136,7 +135,7 @@ class TileOrder:
         if low(x.keys - (self.high + x.queries)) < 0:
             return keys
         found = set()
-        for first in self.firsts:
+        for first in self.firsts(self.high):
             last = -(-(first + rows) // keys)
             if last != first // keys + 1:  # its first queries end in another block
                 return keys
@@ -150,7 +149,9 @@ class TileOrder:
         if self.high is None or ends[0] == ends[1]:
             return 0
         if isinstance(self.high, int):
-            blocks = [[-(-(f + 64 * end) // self.keys) for f in self.firsts] for end in ends]
+            blocks = [
+                [-(-(f + 64 * end) // self.keys) for f in self.firsts(self.high)] for end in ends
+            ]
             if blocks[0] == blocks[1]:
                 return 0
         last = tile.minimum(work.first + 64 * ends[0], work.queries)

@@ -125,8 +125,8 @@ class Rows(BodyWriter):
         x, source = self.x, self.source
         head, query = self.row_at(r)
         share, sums = self.ended(most, total, source.holes(head).begun())
-        scale, place = source.scale(1, self.key_head), source.place("out", head, query)
-        share = times(share, scale)
+        share = times(share, source.scale(1, self.key_head))
+        place = source.place("out", head, query)
         for d in tile.range(0, x.value_width, self.lanes):
             source.put(place, d, line(d) * share)
         if "lse" in self.memory:
