@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ... import tile
+from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
@@ -31,7 +32,7 @@ def outside(x: AttentionShape, more: Sequence[Memory], results: Sequence[str], n
     given = dict(named(x, more, results))
     written = [(result, replace(given[result], use="state")) for result in results]
     b = BodyBuilder(name, [(n, given[n]) for n in (starts, "sinks") if n in given] + written)
-    grid = -(-tokens // ROWS), heads
+    grid = ceil_divide(tokens, ROWS), heads
     with tile.into(b):
         block, head = tile.grid(*grid)
         first, memory = block * ROWS, memories(b)
@@ -43,8 +44,8 @@ def outside(x: AttentionShape, more: Sequence[Memory], results: Sequence[str], n
             if result == "lse":
                 begun = holes.begun()  # a sink is all that they see
                 sums = tile.full((), -tile.INF) if begun is None else begun * LN2
-                at = (0, head, first)
-                tile.store(memory["lse"], at, tile.broadcast(sums, (ROWS,)), mask=there)
+                lse = tile.broadcast(sums, (ROWS,))
+                tile.store(memory["lse"], (0, head, first), lse, mask=there)
             else:
                 zeros = tile.zeros((ROWS, x.sizes(result)[-1]), x.dtype)
                 tile.store(holes.tokens(result, first, zeros.shape), zeros, mask=there[:, None])

@@ -182,9 +182,9 @@ def ordered(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
     cut, long = x.band[1] is not None, high(x.queries) >= SHORT
     late = plan.tile[0] > 64 and (wide or plan.tile[0] > 128) and not (cut and not (wide and long))
     tiles = x.batch * x.heads * -(-high(x.queries) // plan.tile[0])
-    early = high(tiles) <= plan.programs
-    chained = replace(plan, narrow=cut, late=late, chained=cut and late, early=early)
-    return replace(chained, chained=False) if why_not(x, chained) else chained
+    plan = replace(plan, narrow=cut, late=late, early=high(tiles) <= plan.programs)
+    chained = replace(plan, chained=cut and late)
+    return plan if why_not(x, chained) else chained
 
 
 # ---- backward -----------------------------------------------------------------------------------
