@@ -122,8 +122,8 @@ def extras_for(draw, rng, shape, packed):
             found[name] = rng.standard_normal(shape[1])
     if packed:
         for name, count in (("query_starts", shape[2]), ("key_starts", shape[3])):
-            cuts = sorted(draw(st.lists(st.integers(0, count), min_size=3, max_size=3)))
-            found[name] = np.array([0, *cuts], np.int32)
+            cuts = draw(st.lists(st.integers(0, count), min_size=4, max_size=4))
+            found[name] = np.array(sorted(cuts), np.int32)
     elif draw(flag):
         found["key_lengths"] = rng.integers(0, shape[3] + 2, shape[0]).astype(np.int32)
     return found

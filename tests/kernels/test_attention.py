@@ -30,8 +30,9 @@ from tilegrad.graph.interpret import philox
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.forward import wide_attention
+from tilegrad.kernels.attention.outside import outside
 from tilegrad.kernels.attention.plan import AttentionPlan, choose, plans, why_not
-from tilegrad.kernels.attention.shape import AttentionShape
+from tilegrad.kernels.attention.shape import STARTS, AttentionShape
 from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
@@ -295,6 +296,39 @@ def test_packed(name: str, simulated: bool) -> None:
     else:
         interpret.run(body, memories, seed=1)
     agree_packed(x, memories)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("simulated", [False, True])
+def test_tokens_of_no_sequence(sinks: bool, simulated: bool) -> None:
+    """Zeros, and log-sum-exps of -inf or of a sink; the tokens of sequences are left alone."""
+    extras = ("sinks", *STARTS) if sinks else STARTS
+    x = shape(heads=4, key_heads=2, queries=150, keys=140, value_width=72, extras=extras)
+    draw, of = (
+        np.random.default_rng(3),
+        {"query_starts": [2, 9, 9, 147], "key_starts": [1, 90, 140]},
+    )
+    arrays: dict[str, Array] = {n: np.array(s, np.int32) for n, s in of.items()}
+    arrays["sinks"] = draw.standard_normal(4).astype(np.float32)
+    more = [Memory(arrays[n].shape, dtype_of(arrays[n].dtype)) for n in extras]
+    for results in (("out", "lse"), ("dq",), ("dk", "dv")):
+        body = outside(x, more, results, "outside")
+        assert not errors(body)
+        for name in results:
+            dtype = np.float32 if name == "lse" else x.dtype.numpy
+            arrays[name] = np.full(x.sizes(name), np.nan, np.float32).astype(dtype)
+        memories = [arrays[p.attrs["name"]] for p in body.parameters]
+        if simulated:
+            simulate(*emit(body, "outside", H200), memories)
+        else:
+            interpret.run(body, memories)
+        starts = of["key_starts" if "dk" in results else "query_starts"]
+        for name in results:
+            inside, found = slice(starts[0], starts[-1]), arrays[name][0].astype(np.float32)
+            assert np.isnan(found[:, inside]).all()
+            want = np.where(sinks, arrays["sinks"][:, None], -np.inf) if name == "lse" else 0
+            rest = np.delete(found, inside, 1)
+            assert rest.size and np.allclose(rest, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("queries, keys", [(64, 160), (64, 256), (100, 256)])

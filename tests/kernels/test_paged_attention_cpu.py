@@ -16,12 +16,13 @@ from tilegrad.core.target import AVX2, AVX512, SSE2, Target
 from tilegrad.graph import build, ops, paged_reference
 from tilegrad.ir.types import Tuple
 from tilegrad.kernels.paged import attention_cpu as paged
+from tilegrad.kernels.paged import call
 from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.targets.llvm.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import prune
-from tilegrad.tile.callee import parse_callee
+from tilegrad.tile.callee import KernelCallee, parse_callee
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.legalize import legalize
 
@@ -88,11 +89,16 @@ def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:
     np.testing.assert_allclose(called(x, given, host()), want, rtol=0, atol=TOLERANCE[dtype.name])
 
 
+def kernel(x: PagedShape, target: Target) -> KernelCallee:
+    """The kernel as a Graph calls it."""
+    return call.called(paged.attend, x, paged.choose(x, target), paged.parts_of(x, target))
+
+
 def called(x: PagedShape, given: list[np.ndarray], target: Target) -> np.ndarray:
     """The result as a Graph that calls the kernel gives it."""
     types = [t for _, t in paged.attend_parameters(x)][:-1]
     nodes = [build.input_(t.shape, t.dtype) for t in types]
-    made = ops.call(*nodes, callee=paged.callee(x, target))
+    made = ops.call(*nodes, callee=kernel(x, target))
     out = build.items(made)[0] if isinstance(made.type, Tuple) else made
     (buffer,) = compile_for(nodes, [out], target).run([Buffer.wrap(a) for a in given])
     return buffer.array((x.tokens, x.heads, x.value_width), x.dtype.numpy).astype(np.float64)
@@ -143,7 +149,7 @@ def test_parts() -> None:
     assert paged.parts_of(replace(x, most_pages=4), AVX512.with_cores(2)) == 1, "few keys"
     more = problem([4096, 5, 6], [1, 1, 20], (9, 3), 64)[0]
     assert paged.parts_of(more, AVX512.with_cores(2)) == 2
-    one = paged.callee(replace(x, key_heads=1, heads=3), AVX512.with_cores(1))
+    one = kernel(replace(x, key_heads=1, heads=3), AVX512.with_cores(1))
     assert len(one.launches) == 1 and len(one.types("store")) == 1
 
 
@@ -170,7 +176,7 @@ def test_neighbours_change_nothing() -> None:
 def test_tiles_stay_in_registers() -> None:
     """What is launched is what was written: no tile goes through memory."""
     x = problem([640], [1], (9, 3), 64)[0]
-    for body, _ in paged.callee(x, AVX512.with_cores(2)).launches:
+    for body, _ in kernel(x, AVX512.with_cores(2)).launches:
         assert legalize(body, AVX512) is body
         text, _ = emit(fitted(body, AVX512), "kernel", AVX512)
         assert "alloca" not in text and "memcpy" not in text
@@ -181,7 +187,7 @@ def test_tiles_stay_in_registers() -> None:
 @pytest.mark.parametrize("cores", [2, 5])
 def test_split_interpreted(target: Target, cores: int) -> None:
     x, given, want = problem([600, 3, 0, 40], [2, 1, 0, 3], heads=(3, 1), window=400)
-    callee = paged.callee(x, target.with_cores(cores))
+    callee = kernel(x, target.with_cores(cores))
     assert len(callee.launches) == 2
     found = parse_callee(callee.to_text()).interpret(*given)[0]
     np.testing.assert_allclose(found.astype(np.float64), want, rtol=0, atol=2e-6)

@@ -14,8 +14,11 @@ from tilegrad.core.target import AVX2, AVX512, SSE2, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged import attention_cpu as paged
+from tilegrad.kernels.paged.call import called
+from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.tile import interpret
+from tilegrad.tile.callee import KernelCallee
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.legalize import legalize
 
@@ -29,6 +32,11 @@ CASES = [
 ]
 
 
+def kernel(x: PagedShape, target: Target) -> KernelCallee:
+    """The kernel as a Graph calls it."""
+    return called(paged.prefill, x, paged.prefill_plan(x, target))
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case, options", CASES)
 @pytest.mark.parametrize("dtype", [float32, bfloat16, float16])
@@ -37,7 +45,7 @@ def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:
     assert paged.prefill_why_not(x, host()) == ""
     types = [t for _, t in paged.attend_parameters(x)][:-1]
     nodes = [build.input_(t.shape, t.dtype) for t in types]
-    out = ops.call(*nodes, callee=paged.prefill_callee(x, host()))
+    out = ops.call(*nodes, callee=kernel(x, host()))
     (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given])
     got = buffer.array(want.shape, dtype.numpy).astype(np.float64)
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype.name])
@@ -49,11 +57,11 @@ def test_narrower_cache(cache: DType) -> None:
     """float32 queries over a cache of 16 bits."""
     x, given, want = problem([70, 40], [30, 40], (4, 2), cache=cache)
     assert paged.prefill_why_not(x, host()) == ""
-    (found,) = paged.prefill_callee(x, host()).interpret(*given)
+    (found,) = kernel(x, host()).interpret(*given)
     np.testing.assert_allclose(found, want, rtol=0, atol=2e-6)
     types = [t for _, t in paged.attend_parameters(x)][:-1]
     nodes = [build.input_(t.shape, t.dtype) for t in types]
-    out = ops.call(*nodes, callee=paged.prefill_callee(x, host()))
+    out = ops.call(*nodes, callee=kernel(x, host()))
     (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given])
     np.testing.assert_allclose(buffer.array(want.shape, np.float32), want, rtol=0, atol=2e-6)
 
@@ -72,7 +80,7 @@ def test_interpreted(target: Target) -> None:
 def test_tiles_stay_in_registers(target: Target) -> None:
     """What is launched is what was written: no tile goes through memory."""
     x, _, _ = problem([600], [512], (9, 3), 64)
-    ((body, _),) = paged.prefill_callee(x, target).launches
+    ((body, _),) = kernel(x, target).launches
     assert legalize(body, target) is body
 
 
@@ -84,7 +92,7 @@ def test_symbols(dtype: DType) -> None:
     wide = type(x)(**{**x.__dict__, **sizes})
     types = [t for _, t in paged.attend_parameters(wide)][:-1]
     nodes = [build.input_(t.shape, t.dtype) for t in types]
-    out = ops.call(*nodes, callee=paged.prefill_callee(wide, host()))
+    out = ops.call(*nodes, callee=kernel(wide, host()))
     values = {"tokens": int(x.tokens), "requests": 4}
     (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given], values)
     got = buffer.array(want.shape, dtype.numpy).astype(np.float64)

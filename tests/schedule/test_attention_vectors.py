@@ -179,8 +179,8 @@ def test_orders(orders: Any, queries: int, dtype: Any) -> None:
 
 
 ROW = {
-    "query_starts": np.array([0, 5, 5, 40, 150], np.int32),
-    "key_starts": np.array([0, 9, 20, 50, 190], np.int32),
+    "query_starts": np.array([2, 5, 5, 40, 150], np.int32),
+    "key_starts": np.array([1, 9, 20, 50, 190], np.int32),
 }
 
 
@@ -189,7 +189,7 @@ ROW = {
 @pytest.mark.parametrize("band", [PLAIN, (None, 0), (-7, 2)])
 @pytest.mark.parametrize("tokens", [150, 160])
 def test_sequences_in_a_row(dtype: Any, band: Any, tokens: int) -> None:
-    """The tokens past the last sequence see nothing."""
+    """The tokens before the first sequence and past the last one see nothing."""
     more = ROW if tokens == 150 else {"slopes": numbers(4) * 0.1, **ROW}
     check((1, 4, 2, tokens, 200, 24, 20), dtype, more, band=band)
     check_backward((1, 4, 2, tokens, 200, 24, 20), dtype, more, band=band)

@@ -83,7 +83,8 @@ class _Scores:
             i, of_i = _in_sequence(i, self.extras["query_starts"])
             j, of_j = _in_sequence(j, self.extras["key_starts"])
             last = build.size_value(build.offset_size(self.extras["key_starts"].shape[0], -1))
-            inside = build.less(of_j, build.cast(last, int32))
+            before = build.less(of_j, build.cast(last, int32))
+            inside = and_masks(build.less_equal(0, of_j), before)
             equal = build.equal(build.unsqueeze(of_i, 1), build.unsqueeze(of_j, 0))
             together = and_masks(equal, build.unsqueeze(inside, 0))
         return build.unsqueeze(i, 1), build.unsqueeze(j, 0), together
@@ -152,12 +153,11 @@ def and_masks(a: Node, b: Node) -> Node:
 
 
 def _in_sequence(token: Node, starts: Node) -> tuple[Node, Node]:
-    """Numbers of tokens in their sequences, and of those sequences (the last + 1 for none)."""
-    count = starts.shape[0]
-    ends = build.slice_axis(starts, 0, 1, count)
-    passed = build.less_equal(build.unsqueeze(ends, 0), build.unsqueeze(token, 1))
-    sequence = build.sum_(build.cast(passed, int32), 1)
-    return build.subtract(token, build.gather(starts, [sequence], (0,))), sequence
+    """Numbers of tokens in their sequences, and of those sequences: -1 or the last + 1 for none."""
+    begun = build.less_equal(build.unsqueeze(starts, 0), build.unsqueeze(token, 1))
+    sequence = build.subtract(build.sum_(build.cast(begun, int32), 1), 1)
+    start = build.gather(starts, [build.maximum(sequence, 0)], (0,))
+    return build.subtract(token, start), sequence
 
 
 def decompose_attention(node: Node) -> list[Node]:

@@ -12,7 +12,6 @@ what is needed grows with tokens, not with their square.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..core.config import config, invariant
@@ -22,16 +21,15 @@ from ..graph import ops
 from ..graph.attention import extras_of
 from ..graph.attention_types import ATTRS, sizes
 from ..ir.node import Node
-from ..ir.symbol import high
 from ..ir.types import Array, Memory
 from ..kernels.attention.shape import AttentionShape, backward_parameters, parameters
 from ..tile.build import Body
 from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .region import Region
 
-BACKWARD = ("q", "k", "v", "dout", "lse", "delta")  # what a backward takes before the extras
 DTYPES = (float32, float64, bfloat16, float16)  # of kernels on vectors
 NO_PLAN = "no Plan fits shared memory"
+RESULTS = (("out", "lse"), ("dq",), ("dk", "dv"))  # of tokens of one side
 
 # the launches, in order, that give at least the results with these numbers; and their name
 Writer = Callable[[set[int], str], list[Body]]
@@ -60,10 +58,10 @@ class AttentionFamily(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies of a Node."""
-        node, wanted = region.anchor, region.items
-        given = ("q", "k", "v") if node.op is ops.attention else BACKWARD
-        inputs = dict(zip((*given, *node.attrs["extras"]), node.inputs))
-        results = ("out", "lse") if node.op is ops.attention else ("dq", "dk", "dv")
+        node, wanted, x = region.anchor, region.items, shape_of(region.anchor)
+        named = parameters if node.op is ops.attention else backward_parameters
+        given = [name for name, _ in named(x, memories(node))]  # as the Node takes and gives them
+        inputs, results = dict(zip(given, node.inputs)), given[len(node.inputs) :]
 
         def role(parameter: Node) -> tuple[str, Any]:
             own = parameter.attrs["name"]
@@ -73,7 +71,7 @@ class AttentionFamily(Family):
                 return "store", wanted[results.index(own)]
             return "scratch", (Array(parameter.shape, parameter.dtype), own)
 
-        write: Writer = self.kernels(node, shape_of(node), target)
+        write: Writer = self.kernels(node, x, target)
         return [Made(b, [role(p) for p in b.parameters]) for b in write(set(wanted), name)]
 
 
@@ -122,7 +120,7 @@ class ThreadAttention(AttentionFamily):
         if forward and invariant():
             return "invariant: its Plan depends on the number of queries"
         if target.asynchronous_units:
-            return (_unit_forward if forward else _unit_backward)(x, target, more)
+            return _on_units(x, target, more, forward)
         if not target.matrix_units(x.dtype, x.dtype):
             return f"{target.name} has no matrix units for {x.dtype}"
         from ..kernels.attention import threads
@@ -137,26 +135,29 @@ class ThreadAttention(AttentionFamily):
         )
 
 
-def _unit_forward(x: AttentionShape, target: Target, more: Sequence[Memory]) -> str | Writer:
-    from ..kernels.attention import forward, plan
-
-    def write(wanted: set[int], name: str) -> list[Body]:
-        chosen = plan.choose(x, target)
-        tiles = x.batch * x.heads * -(-high(x.queries) // chosen.tile[0])
-        chosen = replace(chosen, early=high(tiles) <= chosen.programs)
-        return [forward.wide_attention(x, chosen, name, more)]
-
-    return plan.why_not(x) or (write if any(plan.plans(x, target)) else NO_PLAN)
-
-
-def _unit_backward(x: AttentionShape, target: Target, more: Sequence[Memory]) -> str | Writer:
+def _on_units(
+    x: AttentionShape, target: Target, more: Sequence[Memory], forward: bool
+) -> str | Writer:
+    """Kernels on matrix units that run beside the threads; where sequences lie one after another,
+    tokens of none have launches of their own."""
     from ..kernels.attention import backward, plan
+    from ..kernels.attention.forward import wide_attention
+    from ..kernels.attention.outside import outside
 
     def write(wanted: set[int], name: str) -> list[Body]:
-        chosen = plan.choose_backward(x, config().determinism == "fast")
-        return backward.attention_backward(x, chosen, more, name)
+        if forward:
+            bodies = [wide_attention(x, plan.choose(x, target), name, more)]
+        else:
+            chosen = plan.choose_backward(x, config().determinism == "fast")
+            bodies = backward.attention_backward(x, chosen, more, name)
+        sides = RESULTS[:1] if forward else RESULTS[1:]
+        for of in sides if "query_starts" in x.extras else ():
+            bodies.append(outside(x, more, of, f"{name}_outside_{of[0]}"))
+        return bodies
 
-    return plan.backward_why_not(x) or write
+    if not forward:
+        return plan.backward_why_not(x) or write
+    return plan.why_not(x) or (write if any(plan.plans(x, target)) else NO_PLAN)
 
 
 def memories(node: Node) -> list[Memory]:

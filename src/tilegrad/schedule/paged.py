@@ -91,7 +91,7 @@ class Attention(Chosen):
         return write(inputs, near)
 
 
-def _alone(callee: Callable[[PagedShape, Target], KernelCallee], *of: Any) -> Writer:
+def _alone(callee: Callable[..., KernelCallee], *of: Any) -> Writer:
     """One call, of a kernel that takes the op's inputs and gives its result first."""
     return lambda inputs, near: near.call(*inputs, callee=callee(*of))[:1]
 
@@ -180,11 +180,12 @@ class VectorPrefill(Attention):
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
         from ..kernels.paged import attention_cpu as of
+        from ..kernels.paged.call import called
 
         if queries_of(node) < of.LEAST_NEW_TOKENS:
             return f"for {of.LEAST_NEW_TOKENS} new tokens a request and more"
         why = of.prefill_why_not(x, target) or (OTHER_SUMS if invariant() else "")
-        return why or _alone(of.prefill_callee, x, target)
+        return why or _alone(called, of.prefill, x, of.prefill_plan(x, target))
 
 
 class VectorAttention(Attention):
@@ -192,9 +193,10 @@ class VectorAttention(Attention):
 
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
-        from ..kernels.paged import attention_cpu
+        from ..kernels.paged import attention_cpu as of
+        from ..kernels.paged.call import called
 
-        return _alone(attention_cpu.callee, x, target)
+        return _alone(called, of.attend, x, of.choose(x, target), of.parts_of(x, target))
 
 
 class PortableAttention(Attention):
@@ -223,8 +225,7 @@ class AppendAttend(Chosen):
         attention = attention_of(node, near)
         if attention is None:
             return "no attention of single tokens is all that reads the queries"
-        most = high(attention.attrs["most_keys"]) or None
-        plan = choose_short(shape_of(attention), target, most)
+        plan = choose_short(shape_of(attention), target, high(attention.attrs["most_keys"]))
         if plan is None:
             return "too many keys for a cluster to each request"
         return [Offer(roofline_of(node, target), plan)]

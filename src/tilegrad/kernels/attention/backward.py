@@ -269,11 +269,6 @@ class BackwardBody:
 class BackwardConsumer:
     """Writes one consumer: 64 tokens, their sums over all blocks, the way out."""
 
-    holes: Holes  # of the block at work
-    at: tuple[Any, Any]  # its first query and key
-    count: Any  # blocks before it
-    stage: Any  # of the ring
-
     def __init__(self, body: BackwardBody, own: int) -> None:
         self.w, self.own, self.x, self.plan = body, own, body.x, body.plan
         columns, dtype = body.columns, self.x.dtype
@@ -313,7 +308,7 @@ class BackwardConsumer:
     def block(self, member: Any, block: Any) -> None:
         """Scores and dout v^T, p and ds, and their products, which the next block waits for."""
         w, self.holes = self.w, self.w.holes(member)
-        self.count = w.count(member, block)
+        self.count = w.count(member, block)  # blocks before it
         self.stage = self.against(0, self.scores)
         tile.matrix_wait(1)  # the block before is done with its operands
         before = index_of(modulo(size_of(self.count - 1 + w.stages, "count"), w.stages))
@@ -327,7 +322,7 @@ class BackwardConsumer:
             w.told.wait(self.count)
         tile.matrix_wait(1 if w.with_changes else 0)
         token = tile.hold(w.place_of(block) * w.columns, "token")
-        self.at = (token, self.row) if w.of_keys else (self.row, token)  # query, key
+        self.at = (token, self.row) if w.of_keys else (self.row, token)  # first query and key
         self.hide()
         far, delta = self.rows or [tile.read(w.known[self.stage, n]) for n in range(2)]
         p, slope = self.weigh(far)
@@ -433,10 +428,12 @@ class BackwardConsumer:
 
     # ---- results ----------------------------------------------------------------------------
 
-    def results(self) -> list[tuple[str, Any, int, Any]]:
-        """(whose gradient, the place of what was kept, first column, value)."""
-        x, w, found = self.x, self.w, []
+    def write(self) -> None:
+        """Results go out through the places of what was kept; of a sequence in a row of others,
+        by threads, which stop at its end."""
+        x, w, tokens = self.x, self.w, self.w.holes(0).tokens
         scale = tile.full((), x.scale)
+        found = []  # whose gradient, the place of what was kept, first column, value
         for piece, total in enumerate(self.sums):
             value = tile.cast(tile.read(total) * scale, x.dtype)
             place = w.kept[0][self.own, piece]
@@ -444,17 +441,10 @@ class BackwardConsumer:
         if self.with_values:
             place = w.kept[1 if w.with_changes else 0][self.own, 0]
             found.append(("dv", place, 0, tile.cast(tile.read(self.values), x.dtype)))
-        return found
-
-    def write(self) -> None:
-        """Results go out through the places of what was kept; of a sequence in a row of others,
-        by threads, which stop at its end."""
-        w, found = self.w, self.results()
-        tokens = w.holes(0).tokens
         if w.packed or (not w.with_changes and w.wide[0] != w.wide[1]):
             for name, _, column, value in found:
                 inside = first_of(OWN, (w.limit if w.of_keys else w.queries) - self.row)[:, None]
-                width = (self.x.value_width if name == "dv" else self.x.width) - column
+                width = (x.value_width if name == "dv" else x.width) - column
                 if width < value.shape[1]:
                     inside = and_masks(inside, line(value.shape[1]) < width)
                 tile.store(tokens(name, self.row, value.shape, column), value, mask=inside)

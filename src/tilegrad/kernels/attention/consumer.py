@@ -1,4 +1,4 @@
-"""What a consumer of the attention kernel does beside products: turns, the softmax, the results.
+"""A consumer of the attention kernel: products, turns, the softmax between them, the results.
 
 Weights of a block come from its scores while the maximum and the sums move on; at the end of a tile
 the sums over values are divided, and leave by copies from a staged place. Invariant: where
@@ -7,6 +7,7 @@ sequences lie one after another nothing is written past the end of one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ... import tile
@@ -16,16 +17,12 @@ from .holes import ADDED
 from .tile_order import Work
 
 
-class ConsumerRows:
-    """The part of a Consumer that has no products; `kernel` is the WideAttention it is of."""
-
-    work: Work  # the tile at work
-    turn: Any  # where the rings stood before it
-    stage: Any  # of its queries
+class Consumer:
+    """Writes one consumer; `kernel` is the WideAttention it is of."""
 
     def __init__(self, kernel: Any, own: int) -> None:
         self.k, self.own, self.x, self.plan = kernel, own, kernel.x, kernel.plan
-        self.keys, self.values = kernel.blocks
+        self.queries, self.keys, self.values = kernel.pipes.values()
         late, dtype = self.plan.late, self.x.dtype
         self.scores = self.first_scores = tile.register((64, kernel.keys))
         self.columns = kernel.columns[own]  # of the first block
@@ -38,6 +35,101 @@ class ConsumerRows:
         self.largest = tile.register((64, 1))
         self.sums = tile.register((64, softmax.LANES))
         self.turns = kernel.halves > 1  # whether consumers take turns
+
+    def run(self) -> None:
+        """Every tile; consumers take turns from the first on."""
+        if self.turns and self.own == self.k.halves - 1:
+            tile.named_arrive(0, 256)
+        if self.plan.chained:
+            self.begin(0, 0)
+        _, turn = self.k.order.for_tiles(self.one)
+        if self.plan.chained:
+            tile.matrix_wait(0)
+            self.keys.release(turn)
+
+    def one(self, count: Any, work: Work, turn: Any) -> None:
+        """One tile: scores of a block beside the values of the one before it. The rings stood at
+        `turn` before; `first` is the step from which its queries see keys."""
+        self.work, self.turn, self.stage = work, turn, self.queries.stage(count)
+        self.first = first = self.skip()
+        if not self.plan.chained:
+            self.begin(count, turn + first)
+        tile.matrix_wait(0)
+        self.keys.release(turn + first)
+        p, _ = self.softmax(first, self.k.order.cut_first, True)
+        if self.shrink is not None:
+            tile.write(self.shrink, tile.full((64, 1), 1.0))
+        self.write_weights(p)
+        self.values.wait(turn + first)
+        self.steps()
+        last = turn + work.count - 1
+        if self.plan.staged:
+            self.queries.empty.arrive(self.stage)
+        self.rescale_late()
+        self.multiply_values(work.count - 1)
+        if self.plan.chained:
+            self.begin(count + 1, (turn + work.count) % (2 * self.plan.stages))
+        tile.matrix_wait(int(self.plan.chained))
+        self.values.release(last)
+        self.finish()
+
+    @tile.function
+    def steps(self) -> None:
+        """All steps of a tile after the first."""
+        work, turn = self.work, self.turn
+
+        def step(j: Any, cut: bool, columns: int = 0) -> None:
+            """Scores of a block and the values of the one before, of which some keys count."""
+            self.keys.wait(turn + j)
+            self.take_turn()
+            tile.matrix_fence()
+            self.multiply_keys(self.stage, turn + j, self.scores)
+            self.rescale_late()
+            self.multiply_values(j - 1, columns)
+            self.give_turn()
+            tile.matrix_wait(1)
+            self.keys.release(turn + j)
+            p, shrink = self.softmax(j, cut, False)
+            # wanted in the next step; here, where a loop that waits begins, assemblers keep the
+            # softmax before the wait for the product that runs beside it
+            self.values.wait(turn + j)
+            tile.matrix_wait(0)
+            self.values.release(turn + j - 1)
+            if self.shrink is not None:
+                tile.write(self.shrink, shrink)
+            else:
+                self.rescale(shrink)
+            self.write_weights(p)
+
+        if self.columns < self.k.keys:  # the second step has the first block's values
+            work = replace(work, right=tile.hold(tile.minimum(2, work.count), "second"))
+            for second in tile.range(1, work.right):
+                step(second, False, self.columns)
+        self.k.order.steps(work, step, self.first)
+
+    # ---- products ---------------------------------------------------------------------------
+
+    def begin(self, count: Any, step: Any) -> None:
+        """Issue the first scores of a tile."""
+        stage = self.queries.wait(count)
+        self.keys.wait(step)
+        tile.matrix_fence()
+        self.multiply_keys(stage, step, self.first_scores)
+
+    def multiply_keys(self, query_stage: Any, step: Any, scores: Any) -> None:
+        """Scores of a block."""
+        keys = self.k.ring["k"][self.keys.stage(step), 0]
+        tile.matrix_async(scores, self.k.ring["q"][query_stage, self.own], keys.T, False)
+        tile.matrix_commit()
+
+    def multiply_values(self, step: Any, columns: int = 0) -> None:
+        """Add the values of a block's first keys, weighed, to those since the first step."""
+        stage, count = self.values.stage(self.turn + step), (columns or self.k.keys) // self.piece
+        tile.matrix_fence()
+        for piece, weights in enumerate(self.weights[:count]):
+            more = piece > 0 or tile.less(self.first, step)
+            tile.matrix_async(self.total, weights, self.k.ring["v"][stage, piece], more)
+        tile.matrix_commit()
 
     # ---- turns ------------------------------------------------------------------------------
 
@@ -78,8 +170,7 @@ class ConsumerRows:
         s = holes.score(s, row, key)
         if cut:
             key = tile.hold(key, "key")
-            seen = holes.seen(s.shape, row, key, work.limit, order.ends)
-            s = tile.where(seen, s, -tile.INF)
+            s = holes.hidden(s, row, key, work.limit, order.ends)
         now = tile.max(softmax.folded(tile.maximum, s), 1, keep=True)
         before = now if first else tile.read(self.largest)
         if not first:
@@ -147,7 +238,7 @@ class ConsumerRows:
         """Results on their way out, piece by piece."""
         k, plan, holes = self.k, self.plan, self.work.holes
         wide, pieces = plan.staged or k.value_width, plan.together if plan.staged else 1
-        through = k.staged[self.own] if plan.staged else k.queries[self.stage]
+        through = k.staged[self.own] if plan.staged else k.ring["q"][self.stage]
         staged = [through[i if plan.staged else self.own] for i in range(pieces)]
         for first in range(0, k.value_width, wide * pieces):
             if plan.staged:
@@ -162,4 +253,4 @@ class ConsumerRows:
             tile.commit_copies()
         if not plan.staged:
             tile.wait_copies(0)
-            k.tiles.empty.arrive(self.stage)
+            self.queries.empty.arrive(self.stage)

@@ -18,13 +18,12 @@ nor written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from ... import tile
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .consumer import ConsumerRows
+from .consumer import Consumer
 from .holes import Holes
 from .plan import REGISTERS, AttentionPlan, padded, why_not
 from .shape import AttentionShape, memories, parameters, refuse, swizzled
@@ -34,7 +33,8 @@ from .tile_order import TileOrder, Work
 def wide_attention(
     x: AttentionShape, plan: AttentionPlan, name: str = "attention", more: Sequence[Memory] = ()
 ) -> Body:
-    """The Body; parameters q, k, v, the extras, out, lse. `more` are the types of the extras."""
+    """The Body; parameters q, k, v, the extras, out, lse. `more` are the types of the extras.
+    Tokens of no sequence are left alone."""
     return WideAttention(x, plan, BodyBuilder(name, parameters(x, more))).build()
 
 
@@ -79,38 +79,29 @@ class WideAttention:
     def place(self) -> None:
         """Queries, the rings, results on their way out, and the barriers."""
         dtype, plan, halves = self.x.dtype, self.plan, self.halves
-        self.queries = swizzled(dtype, plan.query_stages, halves, 64, self.width)
         # of a tile's last block a consumer may multiply fewer keys
         columns = [self.order.first_columns(own) for own in range(halves)]
         self.columns = columns if plan.narrow else [self.keys] * halves
         self.pieces = self.keys // 64 if min(self.columns) < self.keys else 1  # of values
-        self.ring = [
-            swizzled(dtype, plan.stages, 1, self.keys, self.width),
-            swizzled(dtype, plan.stages, self.pieces, self.keys // self.pieces, self.value_width),
-        ]
+        keys = self.keys // self.pieces
+        self.ring = {
+            "q": swizzled(dtype, plan.query_stages, halves, 64, self.width),
+            "k": swizzled(dtype, plan.stages, 1, self.keys, self.width),
+            "v": swizzled(dtype, plan.stages, self.pieces, keys, self.value_width),
+        }
         if plan.staged:
             self.staged = swizzled(dtype, halves, plan.together, 64, plan.staged)
-        self.tiles = tile.pipeline("query", plan.query_stages, halves)
-        self.blocks = [tile.pipeline(of, plan.stages, halves) for of in ("key", "value")]
+        self.pipes = {n: tile.pipeline(n, r.shape[0], halves) for n, r in self.ring.items()}
 
-    def load_queries(self, count: Any, work: Work) -> None:
-        """The queries of a tile, 64 rows a copy."""
-        stage = self.tiles.acquire(count)
-        self.tiles.full.expect(stage, self.rows * self.width * self.x.dtype.size)
-        for own in range(self.halves):
-            place = self.queries[stage, own]
-            rows = work.holes.tokens("q", work.first + 64 * own, place.shape)
-            tile.copy_async(place, rows, self.tiles.full[stage])
-
-    def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
-        """A block of keys (0) or values (1)."""
-        ring, blocks, key = self.ring[which], self.blocks[which], self.order.key_of(work, step)
-        stage = blocks.acquire(turn + step)
-        blocks.full.expect(stage, ring[0].bytes)
+    def bring(self, name: str, work: Work, turn: Any, token: Any) -> None:
+        """Tokens of a tile (queries) or a block (keys, values) into their next stage."""
+        ring, pipe = self.ring[name], self.pipes[name]
+        stage = pipe.acquire(turn)
+        pipe.full.expect(stage, ring[0].bytes)
         for piece in range(ring.shape[1]):
             place = ring[stage, piece]
-            rows = work.holes.tokens("kv"[which], key + piece * place.shape[0], place.shape)
-            tile.copy_async(place, rows, blocks.full[stage])
+            rows = work.holes.tokens(name, token + piece * place.shape[0], place.shape)
+            tile.copy_async(place, rows, pipe.full[stage])
 
     # ---- the producer -----------------------------------------------------------------------
 
@@ -118,120 +109,23 @@ class WideAttention:
         """Queries of a tile, then keys one block ahead of values."""
         tile.grid_dependency_wait()
 
+        def block(name: str, work: Work, turn: Any, step: Any) -> None:
+            self.bring(name, work, turn + step, self.order.key_of(work, step))
+
         def one(count: Any, work: Work, turn: Any) -> None:
-            self.load_queries(count, work)
-            self.load(0, work, turn, 0)
+            self.bring("q", work, count, work.first)
+            block("k", work, turn, 0)
 
             def step(j: Any, _: bool) -> None:
-                self.load(0, work, turn, j)
-                self.load(1, work, turn, j - 1)
+                block("k", work, turn, j)
+                block("v", work, turn, j - 1)
 
             self.order.steps(work, step)
-            self.load(1, work, turn, work.count - 1)
+            block("v", work, turn, work.count - 1)
 
         count, turn = self.order.for_tiles(one)
         if self.plan.chained:  # consumers begin one tile more
             holes = Holes(self.x, self.memory, 0, 0)
             nothing = Work(0, 1, 1, 1, holes, 0, self.x.queries, self.x.keys)
-            self.load_queries(count, nothing)
-            self.load(0, nothing, turn, 0)
-
-
-class Consumer(ConsumerRows):
-    """Writes one consumer: products, and the softmax between them."""
-
-    first: Any  # step of the tile at work that its queries see
-
-    def run(self) -> None:
-        """Every tile; consumers take turns from the first on."""
-        if self.turns and self.own == self.k.halves - 1:
-            tile.named_arrive(0, 256)
-        if self.plan.chained:
-            self.begin(0, 0)
-        _, turn = self.k.order.for_tiles(self.one)
-        if self.plan.chained:
-            tile.matrix_wait(0)
-            self.keys.release(turn)
-
-    def one(self, count: Any, work: Work, turn: Any) -> None:
-        """One tile: scores of a block beside the values of the one before it."""
-        self.work, self.turn, self.stage = work, turn, self.k.tiles.stage(count)
-        self.first = first = self.skip()
-        if not self.plan.chained:
-            self.begin(count, turn + first)
-        tile.matrix_wait(0)
-        self.keys.release(turn + first)
-        p, _ = self.softmax(first, self.k.order.cut_first, True)
-        if self.shrink is not None:
-            tile.write(self.shrink, tile.full((64, 1), 1.0))
-        self.write_weights(p)
-        self.values.wait(turn + first)
-        self.steps()
-        last = turn + work.count - 1
-        if self.plan.staged:
-            self.k.tiles.empty.arrive(self.stage)
-        self.rescale_late()
-        self.multiply_values(work.count - 1)
-        if self.plan.chained:
-            self.begin(count + 1, (turn + work.count) % (2 * self.plan.stages))
-        tile.matrix_wait(int(self.plan.chained))
-        self.values.release(last)
-        self.finish()
-
-    @tile.function
-    def steps(self) -> None:
-        """All steps of a tile after the first."""
-        work, turn = self.work, self.turn
-
-        def step(j: Any, cut: bool, columns: int = 0) -> None:
-            """Scores of a block and the values of the one before, of which some keys count."""
-            self.keys.wait(turn + j)
-            self.take_turn()
-            tile.matrix_fence()
-            self.multiply_keys(self.stage, turn + j, self.scores)
-            self.rescale_late()
-            self.multiply_values(j - 1, columns)
-            self.give_turn()
-            tile.matrix_wait(1)
-            self.keys.release(turn + j)
-            p, shrink = self.softmax(j, cut, False)
-            # wanted in the next step; here, where a loop that waits begins, assemblers keep the
-            # softmax before the wait for the product that runs beside it
-            self.values.wait(turn + j)
-            tile.matrix_wait(0)
-            self.values.release(turn + j - 1)
-            if self.shrink is not None:
-                tile.write(self.shrink, shrink)
-            else:
-                self.rescale(shrink)
-            self.write_weights(p)
-
-        if self.columns < self.k.keys:  # the second step has the first block's values
-            work = replace(work, right=tile.hold(tile.minimum(2, work.count), "second"))
-            for second in tile.range(1, work.right):
-                step(second, False, self.columns)
-        self.k.order.steps(work, step, self.first)
-
-    # ---- products ---------------------------------------------------------------------------
-
-    def begin(self, count: Any, step: Any) -> None:
-        """Issue the first scores of a tile."""
-        stage = self.k.tiles.wait(count)
-        self.keys.wait(step)
-        tile.matrix_fence()
-        self.multiply_keys(stage, step, self.first_scores)
-
-    def multiply_keys(self, query_stage: Any, step: Any, scores: Any) -> None:
-        """Scores of a block."""
-        keys = self.k.ring[0][self.keys.stage(step), 0]
-        tile.matrix_async(scores, self.k.queries[query_stage, self.own], keys.T, False)
-        tile.matrix_commit()
-
-    def multiply_values(self, step: Any, columns: int = 0) -> None:
-        """Add the values of a block's first keys, weighed, to those since the first step."""
-        stage, count = self.values.stage(self.turn + step), (columns or self.k.keys) // self.piece
-        tile.matrix_fence()
-        for piece, weights in enumerate(self.weights[:count]):
-            more = piece > 0 or tile.less(self.first, step)
-            tile.matrix_async(self.total, weights, self.k.ring[1][stage, piece], more)
-        tile.matrix_commit()
+            self.bring("q", nothing, count, 0)
+            block("k", nothing, turn, 0)

@@ -1,7 +1,7 @@
 """What stands in the holes of attention's template, in the tile language: score, seen, weight.
 
 A block of scores s has queries from `row` on and keys from `key` on; where it is `turned` keys are
-its rows. `score` gives the exponent's argument but for `factor`, `seen` which keys count, `kept`
+its rows. `score` gives the exponent's argument but for `factor`, `hidden` what counts of it, `kept`
 what dropout leaves of the weights, `begun` the sum that a row has before its first key. Scale,
 softcap, bias, slopes, masks, sinks and dropout are named here and in no kernel. Invariant: all
 kernels that fill their holes here compute one function, whatever their tiles.
@@ -74,13 +74,8 @@ class Holes:
         if name[-1] in "kv":
             head, start = head // self.x.group, self.key_start
         first = token + start
-        of = {
-            "b": self.batch,
-            "h": head,
-            "t": slice(first, first + shape[0]),
-            "d": slice(column, column + shape[1]),
-        }
-        return self.memory[name][tuple(of[axis] for axis in self.x.order(name))]
+        rows, columns = slice(first, first + shape[0]), slice(column, column + shape[1])
+        return self.memory[name][self.x.lying(name, self.batch, head, rows, columns)]
 
     # ---- scores -----------------------------------------------------------------------------
 
@@ -126,12 +121,13 @@ class Holes:
 
     # ---- what is seen -----------------------------------------------------------------------
 
-    def seen(self, shape: tuple[int, ...], row: Any, key: Any, limit: Any, ends: bool) -> Any:
-        """Which keys each query sees; those past the limit are looked for where `ends`."""
-        seen = self.inside(shape, row, key, limit - key if ends else None)
-        if "mask" not in self.x.extras:
-            return seen
-        return and_masks(seen, self.extra_block("mask", shape, row, key))
+    def hidden(self, s: Any, row: Any, key: Any, limit: Any, ends: bool) -> Any:
+        """Scores, -inf where a query does not see a key; those past the limit are looked for where
+        `ends`."""
+        seen = self.inside(s.shape, row, key, limit - key if ends else None)
+        if "mask" in self.x.extras:
+            seen = and_masks(seen, self.extra_block("mask", s.shape, row, key))
+        return s if seen is None else tile.where(seen, s, -tile.INF)
 
     def inside(self, shape: tuple[int, ...], row: Any, key: Any, end: Any | None) -> Any | None:
         """Which pairs lie within the band, and before the end of keys; None where all do."""

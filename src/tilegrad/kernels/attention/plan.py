@@ -181,8 +181,10 @@ def ordered(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
     wide = max(padded(x.width), padded(x.value_width)) > 64
     cut, long = x.band[1] is not None, high(x.queries) >= SHORT
     late = plan.tile[0] > 64 and (wide or plan.tile[0] > 128) and not (cut and not (wide and long))
-    chained = replace(plan, narrow=cut, late=late, chained=cut and late)
-    return replace(chained, chained=False) if why_not(x, chained) else chained
+    tiles = x.batch * x.heads * -(-high(x.queries) // plan.tile[0])
+    plan = replace(plan, narrow=cut, late=late, early=high(tiles) <= plan.programs)
+    chained = replace(plan, chained=cut and late)
+    return plan if why_not(x, chained) else chained
 
 
 # ---- backward -----------------------------------------------------------------------------------

@@ -59,6 +59,11 @@ class AttentionShape:
         """The axes of q, k, v, out or of a gradient, as they lie."""
         return self.orders[("q", "k", "v", "out").index(name.removeprefix("d"))]
 
+    def lying(self, name: str, b: Any, h: Any, t: Any, d: Any) -> tuple[Any, ...]:
+        """What belongs to each axis, in the order of q, k, v, out or of a gradient."""
+        of = {"b": b, "h": h, "t": t, "d": d}
+        return tuple(of[axis] for axis in self.order(name))
+
     def sizes(self, name: str) -> tuple[Size, ...]:
         """The shape of q, k, v, out or of a gradient, in its order; of lse and delta."""
         if name in ROWS:
@@ -67,8 +72,7 @@ class AttentionShape:
         tokens = self.keys if name in "kv" else self.queries
         heads = self.key_heads if name in "kv" else self.heads
         width = self.value_width if name in ("v", "out") else self.width
-        of = {"b": self.batch, "h": heads, "t": tokens, "d": width}
-        return tuple(of[axis] for axis in self.order(name))
+        return self.lying(name, self.batch, heads, tokens, width)
 
     def sides(self, turned: bool) -> Band:
         """Between which bounds key number - query number lies; the other way round if `turned`."""

@@ -52,7 +52,7 @@ from .shape import (
     parameters,
     unit_why_not,
 )
-from .tile_order import Seen, seen_by
+from .tile_order import seen_by
 
 SIDES = ("keys", "queries")  # of a backward: whose tokens a program keeps
 DEPTH = 16  # of one product of the matrix units
@@ -176,9 +176,6 @@ class ThreadBlocks:
     step: Any  # the method that takes a block: step(j, whether a mask cuts it)
     first: Any  # token that is kept
     holes: Holes
-    limit: Any  # keys there are
-    seen: Seen
-    last: Any  # block
 
     def __init__(
         self, holes: Holes, plan: WarpPlan, sees: AttentionShape, other: Sequence[str], every: bool
@@ -205,14 +202,14 @@ class ThreadBlocks:
 
     def look(self) -> None:
         """Find the blocks that are seen."""
-        sees, self.limit = self.sees, self.holes.limit
+        sees, self.limit = self.sees, self.holes.limit  # keys there are
         band = tuple(None if side is None else index_of(side) for side in sees.band)
         cuts = band[1] is not None or sees.ends(self.columns)
         limit = self.limit if sees is self.x else index_of(sees.keys)
         given = (self.first, index_of(sees.queries), limit)
         self.seen = seen_by((band[0], band[1]), self.plan.tile, *given, 0, cuts)
         last = tile.minimum(self.seen.start + self.seen.count - 1, self.most)
-        self.last = tile.index(last, 0, self.most)
+        self.last = tile.index(last, 0, self.most)  # block
 
     def steps(self, always: bool) -> None:
         """All steps, which a mask `always` may cut or only at their ends."""
@@ -236,9 +233,8 @@ class ThreadBlocks:
 
     def scored(self, s: Any, row: Any, key: Any, cut: bool) -> Any:
         """Scores from a query and a key on, -inf where a key is not seen."""
-        s, holes = self.holes.score(s, row, key), self.holes
-        seen = holes.seen(s.shape, row, key, self.limit, self.past) if cut else None
-        return s if seen is None else tile.where(seen, s, -tile.INF)
+        s = self.holes.score(s, row, key)
+        return self.holes.hidden(s, row, key, self.limit, self.past) if cut else s
 
     def add_weighed(self, total: Any, weights: Sequence[Any], below: Any, place: Any) -> None:
         """total += weights @ a matrix of a block."""

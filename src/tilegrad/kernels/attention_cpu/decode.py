@@ -23,7 +23,7 @@ from ...ir.symbol import Size, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters
-from ..attention.softmax import finite
+from ..attention.softmax import finite, times
 from .engine import CpuPlan
 from .score_tiles import BodyWriter, greater
 from .source import Source, below
@@ -125,9 +125,8 @@ class Rows(BodyWriter):
         x, source = self.x, self.source
         head, query = self.row_at(r)
         share, sums = self.ended(most, total, source.holes(head).begun())
-        scale, place = source.scale(1, self.key_head), source.place("out", head, query)
-        if scale is not None:
-            share = share * scale
+        share = times(share, source.scale(1, self.key_head))
+        place = source.place("out", head, query)
         for d in tile.range(0, x.value_width, self.lanes):
             source.put(place, d, line(d) * share)
         if "lse" in self.memory:
@@ -173,9 +172,7 @@ class Decode(Rows):
         place, scale = source.place("q", *self.row_at(r)), source.scale(0, self.key_head)
         for d in tile.range(0, x.width, n):
             line = tile.cast(source.line(place, d, n), self.sum)
-            if scale is not None:
-                line = line * scale
-            self.query_rows[r, d : d + n] = line
+            self.query_rows[r, d : d + n] = times(line, scale)
         for d in tile.range(0, self.result.shape[1], n):
             self.result[r, d : d + n] = tile.zeros((n,), self.sum)
         self.most[r], self.total[r] = -tile.INF, 0.0
@@ -226,9 +223,7 @@ class Decode(Rows):
                 sums = tile.multiply_add(keys, line, sums)
             holes = source.holes(head)
             s = holes.score(tile.sum(sums, 1)[None, :], query, key)
-            seen = holes.seen((1, n), query, key, self.upper, inside is not None)
-            if seen is not None:
-                s = tile.where(seen, s, -tile.INF)
+            s = holes.hidden(s, query, key, self.upper, inside is not None)
             tile.store(self.scores, (r, j), s)
 
     @tile.function
@@ -252,8 +247,7 @@ class Decode(Rows):
         self.total[r] = self.total[r] * decay + tile.sum(sums, 0)
         self.most[r] = most
         for d in tile.range(0, self.result.shape[1], n):
-            faded = tile.load(self.result[r, d : d + n]) * decay
-            self.result[r, d : d + n] = faded
+            self.result[r, d : d + n] = tile.load(self.result[r, d : d + n]) * decay
 
     def gather(self, base: Any, count: int) -> None:
         """result[r, :] += probability of key j times value j, for some rows."""

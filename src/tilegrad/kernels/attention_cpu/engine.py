@@ -50,11 +50,6 @@ class CpuPlan:
         """Columns of the register tile."""
         return self.across * self.lanes
 
-    def begin(self, key: Any, unit: int = 1) -> Any:
-        """Where a program begins that need see no key before this one; it can at every `unit`."""
-        unit = self.keys if self.aligned else unit
-        return key // unit * unit if unit > 1 else key
-
 
 class TokenBlock(NamedTuple):
     """A block of tokens: `take` brings it, the others are operands."""
@@ -102,6 +97,7 @@ class Vectors:
     """Rows of a left operand times panels of columns of a right one."""
 
     pad = 0  # elements after each row of sums
+    unit = 1  # columns that an operand's number counts
 
     def __init__(self, source: Source, plan: CpuPlan) -> None:
         self.source, self.plan, self.sum = source, plan, source.x.sum_dtype
@@ -158,7 +154,7 @@ class Vectors:
 
     def shifted(self, right: Operand, columns: Any) -> Operand:
         """A right operand from some column on."""
-        return lambda step, column: right(step, column + columns)
+        return lambda step, column: right(step, column + columns // self.unit)
 
     def weights(self, scores: Any, deep: bool) -> Weights:
         """Where the scores lie; keys go deep, or down."""
@@ -222,7 +218,7 @@ class Vectors:
 class TileUnit(Vectors):
     """Tiles of 16 x 16 sums; operands of bfloat16 with two of the depth side by side."""
 
-    pad = TILE
+    pad = unit = TILE
 
     def tiles(self, *lead: int) -> Any:
         """Scratch of tiles."""
@@ -275,10 +271,6 @@ class TileUnit(Vectors):
     def packed(self, memory: Any) -> Operand:
         """A left operand that lies tile by tile."""
         return lambda row, step: self.held(memory, row, step, 0, 0)
-
-    def shifted(self, right: Operand, columns: Any) -> Operand:
-        """Columns are tiles."""
-        return lambda step, column: right(step, column + columns // TILE)
 
     def weights(self, scores: Any, deep: bool) -> Weights:
         """Rounded: in rows of pairs of keys, or row by row."""

@@ -32,7 +32,7 @@ from ... import tile
 from ...core.config import invariant
 from ...core.dtype import bfloat16, float32, int32
 from ...core.target import Target
-from ...ir.symbol import Size, high, round_up
+from ...ir.symbol import high, round_up
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from ..attention.holes import steepness
@@ -68,12 +68,6 @@ class BodyWriter:
     each: int  # tokens of a block
     take: Any  # methods: a block of tokens, a block of keys
     step: Any
-    block: Any  # the number of the block of tokens, and that of the part
-    part: Any
-    head: Any
-    key_head: Any
-    key: Any  # the first key of the block, and how many it has
-    count: Any
 
     def __init__(self, source: Source, given: Parameters, plan: CpuPlan, name: str) -> None:
         self.source, self.x, self.plan = source, source.x, plan
@@ -85,18 +79,13 @@ class BodyWriter:
     def build(self) -> Body:
         """The Body."""
         with tile.into(self.b):
-            grid = self.write()
+            heads = self.x.key_heads if self.shared else self.x.heads
+            found = self.source.program(self.of, self.each, heads, self.parts)
+            grid, self.block, self.head, self.part = found  # blocks and parts are numbers
+            self.key_head = self.head if self.shared else self.head // self.x.group
+            self.allocate_scratch()
+            self.take_block()
         return self.b.finish((grid,), plan=self.plan, **self.source.notes)
-
-    def write(self) -> Size:
-        """What a program does; gives the grid."""
-        x, heads = self.x, self.x.key_heads if self.shared else self.x.heads
-        found = self.source.program(self.of, self.each, heads, self.parts)
-        grid, self.block, self.head, self.part = found
-        self.key_head = self.head if self.shared else self.head // x.group
-        self.allocate_scratch()
-        self.take_block()
-        return grid
 
     def allocate_scratch(self) -> None:
         """Scratch of the program, if it needs some."""
@@ -124,7 +113,9 @@ class BodyWriter:
         if high_ is not None:
             upper = tile.minimum(upper, stop + index_of(high_))
         if low is not None:
-            lower = self.plan.begin(tile.maximum(0, first + index_of(low)), unit)
+            unit = self.plan.keys if self.plan.aligned else unit
+            lower = tile.maximum(0, first + index_of(low))
+            lower = lower // unit * unit if unit > 1 else lower
         return lower, upper
 
     @tile.function
@@ -132,7 +123,7 @@ class BodyWriter:
         """`step` for blocks of the keys lower <= j < upper."""
         most = max(0, high(self.x.keys) - 1)
         for key in tile.range(lower, upper, self.plan.keys, bounds=(0, most)):
-            self.key, self.count = key, tile.minimum(upper - key, self.plan.keys)
+            self.key, self.count = key, tile.minimum(upper - key, self.plan.keys)  # first, how many
             self.step()
 
     def power(self, x: Any) -> Any:
@@ -176,8 +167,6 @@ class Scored(BodyWriter):
     prepare: Any  # methods, before and after blocks of keys
     finish: Any
 
-    first: Any  # queries at work: first <= i < stop
-    stop: Any
     scores: Any
     result: Any  # sums of each query, turned
     bends: Any | None = None  # where scores under a soft limit are kept for their derivative
@@ -193,7 +182,7 @@ class Scored(BodyWriter):
 
     def take(self, first: Any, stop: Any) -> None:
         """All blocks of keys that some query of the block may see, and the result."""
-        self.first, self.stop = first, stop
+        self.first, self.stop = first, stop  # queries at work: first <= i < stop
         self.holes = self.source.holes(self.head, True)
         self.prepare()
         self.for_blocks(*self.seen(first, stop))
@@ -220,10 +209,7 @@ class Scored(BodyWriter):
                         if self.bends is not None:
                             tile.store(self.bends, (j, i), s)
                         s = holes.raised(s, *at)
-                    seen = holes.seen((n, n), *at, 0, False)
-                    if seen is not None:
-                        s = tile.where(seen, s, -tile.INF)
-                    tile.store(self.scores, (j, i), s)
+                    tile.store(self.scores, (j, i), holes.hidden(s, *at, 0, False))
 
     @tile.function
     def put(self, name: str, i: Any, factor: Any) -> tuple[Any, Any | None]:

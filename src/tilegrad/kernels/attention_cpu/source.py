@@ -32,7 +32,7 @@ class Place(NamedTuple):
     """Where tokens lie: at(name, i, d) is the index of an element of the i-th one."""
 
     name: str
-    at: Callable[[str, Any, Any], list[Any]]
+    at: Callable[[str, Any, Any], Sequence[Any]]
 
 
 class Source:
@@ -92,9 +92,8 @@ class Source:
         """Where tokens from one on lie."""
         start = self.key_start if name[-1] in "kv" else self.query_start
 
-        def at(name: str, i: Any, d: Any) -> list[Any]:
-            of = {"b": self.batch, "h": head, "t": start + token + i, "d": d}
-            return [of[axis] for axis in self.x.order(name)]
+        def at(name: str, i: Any, d: Any) -> tuple[Any, ...]:
+            return self.x.lying(name, self.batch, head, start + token + i, d)
 
         return Place(name, at)
 

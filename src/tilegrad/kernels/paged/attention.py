@@ -29,7 +29,7 @@ from ...core.dtype import int64
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import refuse
-from ..attention.softmax import clamped, finished, log_sums
+from ..attention.softmax import clamped, finished, log_sums, times
 from ..attention.threads import DEPTH, multiply, shared_place
 from ..attention.tile_order import bounded, number_at
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
@@ -54,8 +54,6 @@ def attend(x: PagedShape, plan: PagedPlan) -> Body:
 
 class Items(Steps):
     """Builds one Body of `attend`."""
-
-    of: Item  # the item at work
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
@@ -136,7 +134,7 @@ class Items(Steps):
 
     def begin(self, of: Item) -> tuple[Any, Any]:
         """Queries, and empty sums."""
-        rows, self.of = self.plan.rows, of
+        rows, self.of = self.plan.rows, of  # the item at work
         self.sees, self.tokens = of["sees"], of["tokens"]
         self.load_factors()
         self.load_sinks()
@@ -188,8 +186,7 @@ class Items(Steps):
         if begun is not None:  # they count in the first part of a row block
             begun = tile.where(tile.less_equal(of["partial"], of["from"]), begun, -tile.INF)
         share, sums, best = finished(sums, best, begun)
-        if self.factors:
-            share = share * self.factors[1]
+        share = times(share, self.factors[1])
         result = tile.read(self.total) * share
         if tile.less(of["partial"], 0):
             shape = (self.widths[1], self.plan.rows)

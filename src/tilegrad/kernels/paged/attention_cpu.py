@@ -1,10 +1,10 @@
 """Attention over a paged cache on CPUs: the kernels of `attention_cpu`, whose keys lie in pages.
 
 Tokens of all requests lie one after the other, so a program first finds its request among the query
-starts; a query's number is its place among the keys of its request. `callee` is for any number of
+starts; a query's number is its place among the keys of its request. `attend` is for any number of
 new tokens a request: keys and values are streamed page by page, once, as many keys at a time as
 there are lanes, which all lie in one page; what a page holds past the keys that a token sees is
-read but not used. `prefill_callee` is for many.
+read but not used. `prefill` is for many.
 
 Costs: the bytes of keys and values once, at what the caches beyond a core's own deliver: 1,000
 keys of 3 heads of 64 float32 are 1.5 MB, 28 us at 55 GB/s, beside 16 us of arithmetic on 2 cores.
@@ -19,7 +19,6 @@ Target's cores, never on other requests.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -29,22 +28,21 @@ from ...core.dtype import float32, int64
 from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.build import Body
-from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape, Parameters
 from ..attention.tile_order import block_at
 from ..attention_cpu import score_tiles
-from ..attention_cpu.decode import LEAST_PART, PARTIAL, plan_of, streamed
+from ..attention_cpu.decode import LEAST_PART, plan_of, streamed
 from ..attention_cpu.engine import CpuPlan
 from ..attention_cpu.source import Place, Source
 from .shape import STEP, PagedShape, attention_of, parameters
 
 ROWS = 32  # of a program, about
-# new tokens a request, as a rule, from which `prefill_callee` is the quicker one
+# new tokens a request, as a rule, from which `prefill` is the quicker one
 LEAST_NEW_TOKENS = 16
 
 
 def prefill_why_not(x: PagedShape, target: Target) -> str:
-    """Why `prefill_callee` does not take a step; '' where it does."""
+    """Why `prefill` does not take a step; '' where it does."""
     if x.page % target.lanes(float32):
         return f"a page is a multiple of {target.lanes(float32)} keys"
     if x.cache is x.dtype:
@@ -138,22 +136,3 @@ class Pages(Source):
     def scale(self, which: int, head: Any) -> Any | None:
         """The cache's scales belong to it."""
         return tile.load(self.memory["scales"][which, head]) if self.p.scaled else None
-
-
-def callee(x: PagedShape, target: Target) -> KernelCallee:
-    """The kernel as a Graph calls it, with the Plan for a Target; results but the first are
-    scratch."""
-    return _built("paged_attention", x, choose(x, target), parts_of(x, target))
-
-
-def prefill_callee(x: PagedShape, target: Target) -> KernelCallee:
-    """The same for many new tokens a request."""
-    return _built("paged_prefill", x, prefill_plan(x, target), 0)
-
-
-@functools.lru_cache(maxsize=64)
-def _built(name: str, x: PagedShape, plan: CpuPlan, parts: int) -> KernelCallee:
-    """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
-    -> out, and scratch."""
-    bodies = attend(x, plan, parts) if parts else [prefill(x, plan)]
-    return KernelCallee.named(name, bodies, ("out", *PARTIAL))

@@ -2,7 +2,8 @@
 
 A list is made once a step (`work_list`, `tile_list`); `append` and attention (`listed`, `mixed`)
 are called once a layer, the last with the list's results; or `step_attend` alone, for a step of few
-requests. Those that append write keys and values in place: they are state.
+requests; on CPUs attention or prefill of `attention_cpu`. Those that append write keys and values
+in place: they are state.
 Results of attention but the first are scratch. Its argument `counters` (zeros, int32) is written
 while it runs and is zeros again afterwards; one array serves all layers of a stream.
 Each is built once. Invariant: arguments stand in the order of the kernels' parameters, results in
@@ -18,6 +19,8 @@ from typing import Any
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
+from ..attention_cpu.decode import PARTIAL
+from . import attention_cpu
 from .append import append
 from .attention import SCRATCH, attend
 from .prefill import prefill, tile_list
@@ -45,6 +48,8 @@ KERNELS: dict[Callable[..., Any], tuple[str, tuple[str, ...], tuple[str, ...]]] 
     tile_list: ("paged_tiles", ("tiles",), ()),
     listed: ("paged_attention", ("out", *SCRATCH), ()),
     mixed: ("paged_attention", ("out", *SCRATCH, "lse"), ()),
+    attention_cpu.attend: ("paged_attention", ("out", *PARTIAL), ()),
+    attention_cpu.prefill: ("paged_prefill", ("out",), ()),
     append: ("paged_append", ("turned",), STATE),
     step_attend: ("paged_attention_short", ("out",), STATE),
 }

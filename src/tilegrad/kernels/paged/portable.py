@@ -15,16 +15,15 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int32
 from ...core.target import Target
-from ...ir.symbol import power_of_two
 from ...ir.types import Array
 from ...tile.callee import KernelCallee
 from ...tile.define import Definition
 from ...tile.plan import Plan
 from ..attention.holes import Holes
 from ..attention.shape import AttentionShape
+from ..attention.softmax import times
+from ..attention.threads import padded
 from .shape import STEP, PagedShape, attention_of, parameters
-
-LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units take them
 
 
 @Definition
@@ -44,7 +43,7 @@ def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) ->
     if window:
         first = tile.maximum(seen - window, first)
     mine = tile.arange(rows) < group
-    factors: Any = None
+    factors: Any = None, None
     if "scales" in given:
         factors = [tile.load(given["scales"][i, head]) for i in range(2)]
     row = tile.load(q, (token, head * group, 0), (rows, padded(width)))
@@ -62,18 +61,14 @@ def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) ->
         k = tile.load(keys, (at, head, 0, 0), (block, padded(width)))
         v = tile.load(values, (at, head, 0, 0), (block, padded(value_width)))
         k, v = (tile.where(sees[:, None], tile.fill(x, 0.0), 0.0) for x in (k, v))
-        scores = tile.dot(row, tile.transpose(tile.cast(k, q.dtype)))
-        if factors:
-            scores = scores * factors[0]
+        scores = times(tile.dot(row, tile.transpose(tile.cast(k, q.dtype))), factors[0])
         scores = holes.bent(scores) * holes.unit
         scores = tile.where(sees[None, :], scores, -tile.INF)
         p, now, sums = tile.softmax_online(scores)
         acc, most, total = tile.softmax_accumulate(
             acc, most, total, p, tile.cast(v, q.dtype), now, sums
         )
-    found = acc / tile.where(total > 0.0, total, 1.0)[:, None]
-    if factors:
-        found = found * factors[1]
+    found = times(acc / tile.where(total > 0.0, total, 1.0)[:, None], factors[1])
     found = tile.cast(found, q.dtype)  # of the group's heads alone: no other program has them
     tile.store(out, (token, head * group, 0), found, mask=mine[:, None], unique=True)
 
@@ -90,11 +85,6 @@ def request_of(token: Any, lengths: Any, query_starts: Any) -> tuple[Any, Any]:
         known = tile.load(lengths[number]) - (stop - here) + 1
         seen = tile.where(mine, known, seen)
     return request, seen
-
-
-def padded(size: int) -> int:
-    """A size of a tile that holds so many."""
-    return max(LEAST_SIDE, power_of_two(size))
 
 
 @functools.lru_cache(maxsize=64)

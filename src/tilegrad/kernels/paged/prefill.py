@@ -59,21 +59,20 @@ def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
     """q (1, tokens, heads, width), keys, values, table, sinks (if there are any), tiles; out and
     lse."""
     q, _, _, *results = attention_parameters(shape_of(x))
-    tiles = ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32))
-    return [q, *step_parameters(x, ("keys", "values", "table", "sinks")), tiles, *results]
+    cache = step_parameters(x, ("keys", "values", "table", "sinks"))
+    return [q, *cache, ("tiles", tiles_of(x, plan)), *results]
 
 
-def most_tiles(x: PagedShape, plan: AttentionPlan) -> Size:
-    """The most tiles of one head; the list says in the row after these how many there are."""
-    return floor_divide(x.tokens, plan.tile[0]) + x.requests
+def tiles_of(x: PagedShape, plan: AttentionPlan, use: str = "value") -> Memory:
+    """The most tiles of one head, and a row that says how many there are."""
+    most = floor_divide(x.tokens, plan.tile[0]) + x.requests
+    return Memory((most + 1, RECORD), int32, use=use)
 
 
 def why_not(x: PagedShape, target: Target) -> str:
     """Why the kernel does not take a step; '' where it does."""
     if x.cache is not x.dtype:
         return "keys and values have another dtype, which the kernel of few tokens widens"
-    if x.page % 8 or x.page & (x.page - 1):
-        return "a page is a power of two, 8 or more"
     if not target.asynchronous_units:
         return "no matrix units that run beside the threads"
     return attention_plan.why_not(shape_of(x)) or ("" if choose(x, target) else "no tile fits")
@@ -139,17 +138,18 @@ class _Prefill(WideAttention):
         self.paged = x
         super().__init__(shape_of(x), plan, b)
 
-    def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
-        """A block of keys (0) or values (1), page by page."""
-        x, blocks, width = self.paged, self.blocks[which], (self.width, self.value_width)[which]
-        key = tile.hold(self.order.key_of(work, step), "key")
-        table, memory = self.memory["table"], self.memory[("keys", "values")[which]]
-        pages = page_numbers(x, table, work.sequence, key, self.keys, work.limit)
-        stage = blocks.acquire(turn + step)
-        blocks.full.expect(stage, self.ring[which][0].bytes)
-        head = work.holes.head // self.x.group
-        source = page_part(x, memory, 0, head, key, (self.keys, width))
-        tile.copy_pages(self.ring[which][stage, 0], source, pages, blocks.full[stage])
+    def bring(self, name: str, work: Work, turn: Any, token: Any) -> None:
+        """Keys and values come page by page."""
+        if name == "q":
+            return super().bring(name, work, turn, token)
+        x, ring, pipe = self.paged, self.ring[name], self.pipes[name]
+        key, memory = tile.hold(token, "key"), self.memory[{"k": "keys", "v": "values"}[name]]
+        pages = page_numbers(x, self.memory["table"], work.sequence, key, self.keys, work.limit)
+        stage = pipe.acquire(turn)
+        pipe.full.expect(stage, ring[0].bytes)
+        place, head = ring[stage, 0], work.holes.head // self.x.group
+        source = page_part(x, memory, 0, head, key, place.shape)
+        tile.copy_pages(place, source, pages, pipe.full[stage])
 
 
 # ---- the list ---------------------------------------------------------------------------------
@@ -157,9 +157,8 @@ class _Prefill(WideAttention):
 
 def tile_list(x: PagedShape, plan: AttentionPlan, least: int) -> Body:
     """(lengths, query_starts) -> tiles: those of requests with so many new tokens or more."""
-    tiles = Memory((most_tiles(x, plan) + 1, RECORD), int32, use="result")
     given = step_parameters(x, ("lengths", "query_starts"))
-    b = BodyBuilder("paged_tiles", [*given, ("tiles", tiles)])
+    b = BodyBuilder("paged_tiles", [*given, ("tiles", tiles_of(x, plan, "result"))])
     with tile.into(b):
         _write_tiles(x, plan, least, *map(tile.memory, b.parameters))
     return b.finish((1,), warps=8, distinct=True)
@@ -171,7 +170,7 @@ def _write_tiles(
 ) -> None:
     """Which request every tile has, then their order: after those with more blocks, or as many
     before."""
-    (rows, keys), most = plan.tile, most_tiles(x, plan)
+    (rows, keys), most = plan.tile, tiles.type.shape[0] - 1
     size = max(CHUNK, power(most))
     known = tile.shared((STEPS + 1, size), int32)
     tile.store(known, (STEPS, 0), tile.full((size,), 0, int32))

@@ -167,14 +167,14 @@ def choose(x: PagedShape, target: Target, queries: int = 1, below: int = 0) -> P
     return replace(plan, joined=queries == 1)
 
 
-def choose_short(x: PagedShape, target: Target, most: int | None = None) -> PagedPlan | None:
+def choose_short(x: PagedShape, target: Target, most: int = 0) -> PagedPlan | None:
     """A Plan for one token a request at most; None where the work is better shared out evenly.
 
     A step takes as long as its longest request, so that none may have many keys: no more than the
-    table holds, or `most`, if that is known.
+    table holds, or `most`, if that is not 0.
     """
     keys = high(x.most_pages) * x.page
-    few = min(keys, keys if most is None else most) <= short_keys(x, target)
+    few = min(keys, most or keys) <= short_keys(x, target)
     return _short_plan(x, target) if few else None
 
 

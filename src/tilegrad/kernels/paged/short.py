@@ -31,7 +31,7 @@ from ...core.dtype import float32, int64
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import refuse
-from ..attention.softmax import clamped, finite, some_sum
+from ..attention.softmax import clamped, finite, some_sum, times
 from ..attention.tile_order import bounded, number_at
 from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedPlan, PagedShape, why_not
@@ -172,7 +172,7 @@ class _Short(Steps):
 
     def kept(self, value: Any, which: int) -> Any:
         """Keys or values as the cache keeps them."""
-        return kept(value, self.x.cache, self.factors[which] if self.factors else None)
+        return kept(value, self.x.cache, self.factors[which])
 
     # ---- turning --------------------------------------------------------------------------------
 
@@ -247,9 +247,7 @@ class _Short(Steps):
             weight = tile.quick_exp2(one - base)
             sums.append(tile.read(self.weighed[r, 1]) * weight)
             parts.append(tile.read(self.parts[r]) * weight[None, :])
-        share = 1.0 / some_sum(reduce(add, sums))
-        if self.factors:
-            share = share * self.factors[1]
+        share = times(1.0 / some_sum(reduce(add, sums)), self.factors[1])
         x, result = self.x, reduce(add, parts) * share[None, :]  # (columns, rows)
         shape = result.shape
         at, row = self.at_value(counted(shape, 0, self.rank * shape[0])), counted(shape, 1)

@@ -28,7 +28,7 @@ from ...ir.symbol import ceil_divide, high
 from ...tile.build import BodyBuilder
 from ..attention.holes import Holes
 from ..attention.shape import memories, swizzled
-from ..attention.softmax import LOG2_E, finite
+from ..attention.softmax import LOG2_E, finite, times
 from .shape import PagedPlan, PagedShape, attention_of, padded
 
 BARRIER = 0  # at which the warps that multiply meet
@@ -73,9 +73,7 @@ class Steps:
     head: Any = 0  # the key head at work
     sees: Any  # keys that the first token of the row block sees; the next one sees one more
     tokens: Any  # of the row block
-    turn: Any  # of the rings, and the first key of the block at work
-    key: Any
-    factors: Sequence[Any] = ()  # of keys and values of 8 bits
+    factors: Sequence[Any] = (None, None)  # of keys and values of 8 bits
     sinks: Any = None
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
@@ -199,7 +197,7 @@ class Steps:
         tile.named_sync(BARRIER, self.threads)
 
     def step(self, turn: Any, block: Any, best: Any, sums: Any) -> tuple[Any, Any]:
-        """One block of keys, in a turn of the rings."""
+        """One block of keys, in a turn of the rings; the first key of it is kept."""
         size = self.plan.block
         self.turn, self.key = turn, tile.hold(block * size, "key", (0, self.most_blocks * size))
         scores = self.seen(self.scaled(self.products()))
@@ -271,9 +269,7 @@ class Steps:
 
     def scaled(self, scores: Any) -> Any:
         """Scores as exponents of 2."""
-        if self.factors:
-            scores = scores * self.factors[0]
-        return self.holes.score(scores, 0, 0) * self.holes.factor
+        return self.holes.score(times(scores, self.factors[0]), 0, 0) * self.holes.factor
 
     def seen(self, scores: Any) -> Any:
         """Scores, -inf where a token does not see a key: as many keys as its place says, the
