@@ -170,8 +170,8 @@ class Matvec:
     def rows_of(self, weights: Sequence[Any], row: Any) -> list[Any]:
         """What a program has of each weight: a row is so many lines of the (rows * lines, line)
         that it is stored as."""
-        places = ((w, (row + r) * self.lines) for w in weights for r in range(self.rows))
-        return [tile.load(w[at : at + self.lines, 0 : self.line]) for w, at in places]
+        firsts = ((w, (row + r) * self.lines) for w in weights for r in range(self.rows))
+        return [tile.load(w[at : at + self.lines, 0 : self.line]) for w, at in firsts]
 
 
 class GroupedMatvec(Matvec):
