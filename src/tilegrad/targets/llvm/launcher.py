@@ -109,7 +109,8 @@ class NativeLauncher(Launcher):
             address = self.modules[key].address(name)
             builder.kernel(address, step.slots, grid, grain=grain, flags=flags, scalars=at)
         elif step.kind == "copy":
-            builder.copy(*step.slots, grid, flags=flags)
+            to, source = step.slots
+            builder.copy(to, source, grid, flags=flags)
         else:
             raise InternalError("llvm launcher", f"unknown step {step.kind}")
 
