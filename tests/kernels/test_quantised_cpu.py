@@ -20,7 +20,8 @@ from tilegrad.graph import build, ops
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Tuple
 from tilegrad.kernels.quantised import cpu as kernels
-from tilegrad.kernels.quantised.cpu_decode import Decode, Many, many, programs
+from tilegrad.kernels.quantised.cpu_decode import Decode, programs
+from tilegrad.kernels.quantised.cpu_many import Many, many
 from tilegrad.kernels.quantised.cpu_prefill import panel_blocks
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer

@@ -1,8 +1,8 @@
 """Quantised products on CPUs: which kernel a shape gets; see `shape` for the functions.
 
-Few tokens go to `cpu_decode`, many to `cpu_prefill`. At the level `invariant` one of them takes any
-number: products of bytes where the Target has instructions for them, else panels on vectors.
-Invariant: what a Target can run is decided by its facts alone.
+Few tokens go to `cpu_decode`, many to `cpu_many` where bytes are multiplied fastest, else to
+`cpu_prefill`. At the level `invariant` any number gives the same sums: products of bytes where the
+Target has instructions for them, else panels on vectors. Invariant: what a Target can run is decided by its facts alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...core.target import Target
 from ...ir.symbol import Size, combine, high, low, maximum, minimum
 from ...tile.callee import KernelCallee
 from .cpu_decode import Decode
-from .cpu_decode import many as many_bodies
+from .cpu_many import many as many_bodies
 from .cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
 from .cpu_prefill import prefill, unit_of
 from .cpu_take import take

@@ -1,10 +1,8 @@
 """Products of tokens with quantised weights on CPUs: integer dot products of bytes.
 
-A program has some blocks of 16 rows. It first writes the tokens as whole numbers of 16 bits, with
-a scale for every step of 32 columns, in two bytes: 256 * high + low, both signed. With the setting
-`dots="int8"` a byte is all. Then codes are
-read once from memory and multiplied by both with `byte_dot` (`signed_byte_dot` where that is all
-a Target has), sums of a group are whole numbers of
+A program has some blocks of 16 rows. It first writes the tokens as lines of whole numbers
+(`cpu_tokens`). Then codes are read once from memory and multiplied by all their bytes with
+`byte_dot` (`signed_byte_dot` where that is all a Target has), sums of a group are whole numbers of
 32 bits, and only then come scale and minimum, in float32. What a code stands above its value
 (`centre`) is taken off as a whole number too. So weights count exactly and a token's element is
 rounded to 1/65278 of the largest one of its step.
@@ -14,9 +12,8 @@ sums, so the squares of a token are added up while it is written as whole number
 weight. Gates and what they gate are rows half of all rows apart, in one program.
 
 Any number of tokens may be there: a program takes `most` at a time, and of groups one group after
-the other. Invariant: rows past the last
-are computed (their codes are zeros) but not stored; a sum is the same for any number of tokens
-beside it.
+the other. Invariant: rows past the last are computed (their codes are zeros) but not stored; a sum
+is the same for any number of tokens beside it.
 """
 
 from __future__ import annotations
@@ -37,13 +34,10 @@ from .cpu_tokens import Line
 from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import doubled, gate, masked, shifted
 
-EACH_BYTE = 0x01010101
 ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
 AHEAD, NEAR = 4096, 512  # bytes of codes that are asked for before they are read; on Arm
 MOST_TOKENS = 1 << 30  # as many as there are
-TAKEN_TOKENS = 8  # whose lines a program makes, where there are many
-MANY_TOKENS = 48  # that are taken for a block of rows at a time, where there are many
 PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
 
@@ -121,50 +115,6 @@ class Weights:
         small = self.line("scales" if name == "scale" else "minima", block, group)
         found = found * small.to(int32).to(float32)
         return found if name == "scale" else -found
-
-
-class Panel(Weights):
-    """A block of rows, unpacked once: a byte for each code, scales and minima in float32.
-
-    Where bytes have a sign, codes are their values."""
-
-    def __init__(self, weights: Weights, signed: bool) -> None:
-        super().__init__(weights.shape, {}, signed)
-        self.stored, self.signed = weights, signed
-        if signed:
-            self.layout = replace(self.layout, centre=0)
-
-    def allocate(self) -> None:
-        """Scratch for it."""
-        columns, layout = self.shape.columns, self.layout
-        self.memory["codes"] = tile.scratch((columns // 4, ROWS), int32)
-        for name in ("scale", "minimum") if layout.minimum else ("scale",):
-            self.memory[name] = tile.scratch((columns // layout.group, ROWS))
-
-    @tile.function
-    def unpack(self, block: Any) -> None:
-        """Write it."""
-        centre = self.stored.layout.centre if self.signed else 0
-        for step in tile.range(self.shape.columns // STEP):
-            for j, quad in enumerate(self.stored.quads(block, step)):
-                if centre:
-                    quad = (quad | ALL_SIGNS) - centre * EACH_BYTE ^ ALL_SIGNS
-                tile.store(self.memory["codes"], (step * QUADS + j, 0), quad)
-            for group, *values in self.stored.groups(block, step):
-                for name, value in zip(("scale", "minimum"), values):
-                    if value is not None:
-                        tile.store(self.memory[name], (group, 0), value)
-
-    def near(self, block: Any, step: Any, ahead: int) -> None:
-        """All of it is."""
-
-    def quads(self, block: Any, step: Any) -> list[Any]:
-        """The codes of a step."""
-        return [self.line("codes", step * QUADS + j) for j in range(QUADS)]
-
-    def scale(self, block: Any, step: Any, group: Any, name: str = "scale") -> Any:
-        """Scale (or minimum) of a group of rows."""
-        return self.line(name, group)
 
 
 def moved(words: Any, bits: int, right: int, left: int) -> Any:
@@ -441,65 +391,3 @@ class Decode(Writer):
     def row(self, token: Any) -> Any:
         """Where the line of a token at work is."""
         return token
-
-
-class Take(Writer):
-    """Writes the Body that makes lines of tokens, some for each program."""
-
-    def __init__(self, shape: QuantisedShape, target: Target) -> None:
-        x, *_ = parameters(shape, ())
-        line = Line(shape.columns, layout_of(shape.format))
-        given = [x, ("split", line.memory(shape.tokens, "result"))]
-        super().__init__(shape, target, given, "quantised_split")
-        self.line, self.programs = line, ceil_divide(shape.tokens, TAKEN_TOKENS)
-
-    @tile.function
-    def work(self, program: Any) -> None:
-        """Token by token, step by step."""
-        start, last = program * TAKEN_TOKENS, high(self.shape.tokens) - 1
-        stop = tile.minimum(start + TAKEN_TOKENS, self.shape.tokens)
-        for token in tile.range(start, stop, bounds=(0, last)):
-            for step in tile.range(self.shape.columns // STEP):
-                x = tile.load(self.memory["x"], (token, step * STEP), STEP).to(float32)
-                self.line.put(self.memory["split"], token, step, x)
-
-
-class Many(Decode):
-    """The kernel for many tokens, whose lines `Take` wrote: a block of rows is unpacked once for
-    all that are taken.
-
-    Invariant: sums are those of `Decode`, to the bit."""
-
-    def __init__(self, shape: QuantisedShape, target: Target) -> None:
-        super().__init__(shape, target, MANY_TOKENS, "quantised_many", split=True)
-        self.in_registers -= self.in_registers == 4  # beside codes that are read at a time
-        self.lines = self.memory["split"]
-        self.weights = self.panel = Panel(self.weights, self.signed)
-        self.layout = self.panel.layout
-        self.turns = [range(first, first + 1) for first in self.turns[0]]
-
-    def allocate_scratch(self) -> None:
-        """The panel."""
-        self.panel.allocate()
-
-    def take_all(self) -> None:
-        """They are there."""
-
-    def row(self, token: Any) -> Any:
-        """Where the line of a token at work is."""
-        return self.first + token
-
-    @tile.function
-    def rows(self, block: Any) -> None:
-        """Unpack a block, then multiply all tokens by it."""
-        self.panel.unpack(self.base + block)
-        super().rows(block)
-
-    def lots(self, tokens: Sequence[Any]) -> list[Sequence[Any]]:
-        """All of them: each reads all codes."""
-        return [tokens]
-
-
-def many(shape: QuantisedShape, target: Target, share: Size = 1) -> list[Body]:
-    """The kernel for many tokens: Bodies whose parameters are named x, split, the parts, out0."""
-    return [kernel(shape, target).build(share) for kernel in (Take, Many)]
