@@ -2,7 +2,8 @@
 
 Few tokens go to `cpu_decode`, many to `cpu_many` where bytes are multiplied fastest, else to
 `cpu_prefill`. At the level `invariant` any number gives the same sums: products of bytes where the
-Target has instructions for them, else panels on vectors. Invariant: what a Target can run is decided by its facts alone.
+Target has instructions for them, else panels on vectors.
+Invariant: what a Target can run is decided by its facts alone.
 """
 
 from __future__ import annotations
