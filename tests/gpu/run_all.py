@@ -2,7 +2,7 @@
 
     python tests/gpu/run_all.py --out bench/results/gpu-tests-<date>.json
 
-Runs smoke.py, bound_checks.py, quantised_checks.py, cache_checks.py and sanitize.py, and
+Runs smoke.py, bound_checks.py, quantised_checks.py, cache_checks.py, packed_checks.py and sanitize.py, and
 sanitize.py again under compute-sanitizer's memcheck and racecheck (attention in runs of its own)
 where that is on the PATH (its absence is in the record). `--simulator` also runs the simulator's
 tests on hardware, which needs pytest. Ends with a status other than 0 if anything failed.
@@ -93,6 +93,7 @@ def commands(simulator: bool) -> list[tuple[str, list[str]]]:
         ("bound", [sys.executable, str(HERE / "bound_checks.py")]),
         ("quantised", [sys.executable, str(HERE / "quantised_checks.py")]),
         ("cache", [sys.executable, str(HERE / "cache_checks.py")]),
+        ("packed", [sys.executable, str(HERE / "packed_checks.py")]),
         ("sanitize", sanitize),
     ]
     tool = sanitizer()
