@@ -45,16 +45,20 @@ def case(
     page: int,
     lengths: Sequence[int] = LENGTHS,
     queries: Sequence[int] = QUERIES,
+    nobody: int = 0,
     **more: Any,
 ) -> None:
-    """Add a case."""
-    CASES[label] = (shape(heads, key_heads, page, lengths, queries, **more), lengths, queries)
+    """Add a case; the last tokens belong to `nobody`."""
+    x = shape(heads, key_heads, page, lengths, (*queries, nobody), **more)
+    CASES[label] = (replace(x, requests=len(lengths)), lengths, queries)
 
 
 case("page 16", 2, 1, 16)
 case("page 64", 2, 2, 64)
 case("page 256", 2, 1, 256)
 case("page 8", 1, 1, 8)
+case("tokens of no request", 2, 1, 16, nobody=140)
+case("tokens of no request, sinks", 2, 1, 16, (100,), (90,), nobody=12, window=40, sinks=True)
 case("whole prompts", 2, 1, 32, (150, 128, 20), (150, 128, 20))
 case("one long chunk", 1, 1, 16, (700,), (129,))
 case("wide", 2, 1, 16, (200, 90), (150, 90), width=128, value_width=128)
@@ -91,17 +95,16 @@ def run(step: Step, x: PagedShape, launch: Any) -> Any:
 
 def tiles_of(step: Step, x: PagedShape, plan: Any, least: int = 1) -> Any:
     """The list of a step, as many rows as its sizes ask for."""
-    found = tile_list(x, plan.tile, step.lengths, step.starts, least)
-    most = step.x.tokens // plan.tile[0] + len(step.lengths)
+    found = tile_list(step.x, plan.tile, step.lengths, step.starts, least)
+    most = step.x.tokens // plan.tile[0] + len(step.lengths) + 1
     return np.concatenate([found[:-1], np.zeros((most - len(found) + 1, 8), np.int32), found[-1:]])
 
 
 def agree(step: Step, out: Any) -> None:
     """Up to the rounding of the weights and of the result."""
-    count, near = step.starts[-1], 2 * ROUNDING[step.x.dtype]
-    np.testing.assert_allclose(
-        out[:count].astype(np.float64), step.wanted()[:count], rtol=near, atol=near
-    )
+    near = 2 * ROUNDING[step.x.dtype]
+    np.testing.assert_allclose(out.astype(np.float64), step.wanted(), rtol=near, atol=near)
+    assert (out[step.starts[-1] :] == 0).all()  # tokens of no request
 
 
 @pytest.mark.sampled(2, also=("sinks",))
@@ -196,6 +199,8 @@ MIXED = {
     "a prompt beside answers": ((300, 1, 90, 200), (130, 1, 1, FEW_NEW_TOKENS - 1)),
     "prompts alone": ((150, 128, 20), (150, 128, FEW_NEW_TOKENS)),
     "answers alone": ((150, 0, 33), (1, 0, 2)),
+    "few of nobody": ((150, 3), (140, 1), 5),
+    "many of nobody": ((150, 3), (140, 1), 140),
 }
 
 
@@ -204,8 +209,9 @@ MIXED = {
 def test_called_by_a_graph(label: str) -> None:
     """As a Graph calls it, read back from its text too: requests with few tokens take the list, the
     others this kernel, and every token has one result."""
-    lengths, queries = MIXED[label]
-    x = shape(4, 2, 32, lengths, queries, width=128, value_width=128)
+    lengths, queries, *nobody = MIXED[label]
+    x = shape(4, 2, 32, lengths, (*queries, *nobody), width=128, value_width=128)
+    x = replace(x, requests=len(lengths))
     step = cleaned(make_step(x, lengths, queries))
     few = replace(choose_list(x, H200, below=FEW_NEW_TOKENS), programs=4)
     items = work_list(x, few, step.lengths, step.starts)
@@ -221,7 +227,7 @@ def test_called_by_a_graph(label: str) -> None:
         verify_body(fitted(body, H200), "placed", H200)
     request, blocks = map(FIELDS.index, ("request", "blocks"))
     listed = {int(item[request]) for item in items if item[blocks]}
-    assert listed == {r for r, n in enumerate(queries) if 0 < n < FEW_NEW_TOKENS}
+    assert listed == {r for r, n in enumerate((*queries, *nobody)) if 0 < n < FEW_NEW_TOKENS}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Invariant: nothing here is shared with the kernels but the names of columns.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -59,19 +60,28 @@ def tile_list(
     """The list of prefill tiles (queries, keys): those with the most keys first, then how many."""
     rows, keys = tile
     found = []
-    for request, length in enumerate(lengths.tolist()):
-        start, stop = int(query_starts[request]), int(query_starts[request + 1])
+    for request, length, start, stop in _requests(x, lengths, query_starts):
         queries = stop - start
         for first in range(0, queries if queries >= least else 0, rows):
             seen = length - queries + min(first + rows, queries)
             seen = min(seen, x.window + rows) if x.window else seen
             found.append((max(1, -(-seen // keys)), (request, start, queries, length, first)))
     found.sort(key=lambda one: -one[0])
-    tiles = np.zeros((int(query_starts[-1]) // rows + len(lengths) + 1, 8), np.int32)
+    tiles = np.zeros((high(x.tokens) // rows + len(lengths) + 2, 8), np.int32)
     for place, (_, record) in enumerate(found):
         tiles[place, :5] = record
     tiles[-1, 0] = len(found)
     return tiles
+
+
+def _requests(
+    x: PagedShape, lengths: Array, query_starts: Array
+) -> Iterator[tuple[int, int, int, int]]:
+    """(number, keys, first token, the one behind the last) of requests; the tokens of none are one
+    more, without keys."""
+    starts = [*query_starts.tolist(), high(x.tokens)]
+    for request, length in enumerate([*lengths.tolist(), 0]):
+        yield request, length, starts[request], starts[request + 1]
 
 
 def _pairs(
@@ -79,8 +89,7 @@ def _pairs(
 ) -> list[dict[str, int]]:
     """Row blocks, in order."""
     found, each = [], plan.per(x)
-    for request, length in enumerate(lengths.tolist()):
-        first, last = int(query_starts[request]), int(query_starts[request + 1])
+    for request, length, first, last in _requests(x, lengths, query_starts):
         if plan.below and last - first >= plan.below:
             continue
         for start in range(first, last, each):

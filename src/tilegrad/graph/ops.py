@@ -736,7 +736,7 @@ paged_append = Op(
     meaning="(q, k, v, frequencies, scales of a cache of 8 bits, table, lengths, query_starts, "
     "keys, values) -> (q rotated, keys, values): the new tokens' k, rotated, and v in their pages. "
     "Pairs of the first `width` elements of a head turn by place * frequency, cosines and sines "
-    "times `factor`; aliases keys and values where they are donated",
+    "times `factor`; tokens of no request get 0; aliases keys and values where they are donated",
 )
 paged_attention = Op(
     graph,
@@ -746,8 +746,8 @@ paged_attention = Op(
     category="paged",
     meaning="(q, keys, values, scales of a cache of 8 bits, table, lengths, query_starts) -> out: "
     "each token over the keys of its request up to its own, the last `window` of them if that is "
-    "not 0. `single`: no request has more than one new token; `most_keys`: nor more keys, if not "
-    "0; `queries`: so many new tokens a request as a rule, if not 0",
+    "not 0; tokens of no request get 0. `single`: no request has more than one new token; "
+    "`most_keys`: nor more keys, if not 0; `queries`: so many new tokens a request as a rule, if not 0",
 )
 
 # ---- drawing tokens -------------------------------------------------------------------------

@@ -10,8 +10,8 @@ Where queries and keys have a norm of each head, it is done on the way, and roun
 
 Pairs of a head's first `rotary` elements turn by the angle place * frequency: element i with i +
 rotary / 2, or neighbours where `interleaved`. Angles, sines and products are float32, as in the
-models that are run. A cache of 8 bits gets what they give, divided by the head's scale. Tokens of
-no request (past the last query start) are left alone. A request's last token, in a page that began
+models that are run. A cache of 8 bits gets what they give, divided by the head's scale. Queries
+of no request (past the last query start) become 0. A request's last token, in a page that began
 in this step, leaves zeros for values in the rest of the page: whatever was there before may not be
 finite.
 Invariant: of the cache, what belongs to the new tokens is written, and that rest, nothing else.
@@ -153,6 +153,9 @@ class _Append:
         request = tile.sum(tile.cast(over & inside, int64), 0)
         if request < x.requests:
             self.write(tile.hold(request, "request", (0, high(x.requests) - 1)))
+        if x.requests <= request:
+            zeros = tile.zeros((self.each * x.group, x.width), x.dtype)
+            tile.store(self.memory["turned"], (self.token, self.head * x.group, 0), zeros)
 
     def read(self, name: str, where: Sequence[Any], count: int) -> None:
         """Heads of queries or keys: the elements of pairs that are turned, and the rest."""

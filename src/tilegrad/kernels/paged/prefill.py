@@ -65,7 +65,7 @@ def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
 
 def tiles_of(x: PagedShape, plan: AttentionPlan, use: str = "value") -> Memory:
     """The most tiles of one head, and a row that says how many there are."""
-    most = floor_divide(x.tokens, plan.tile[0]) + x.requests
+    most = floor_divide(x.tokens, plan.tile[0]) + x.requests + 1
     return Memory((most + 1, RECORD), int32, use=use)
 
 

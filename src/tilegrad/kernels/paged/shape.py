@@ -99,10 +99,11 @@ class PagedPlan:
 
     def row_blocks(self, x: PagedShape) -> Size:
         """The most row blocks that a step has: no more than tokens, nor than whole ones and a rest,
-        nor than those of the requests that the Plan takes."""
-        whole = floor_divide(x.tokens, self.per(x)) + x.requests
+        nor than those of the requests that the Plan takes; tokens of no request are one more."""
+        requests = x.requests + 1
+        whole = floor_divide(x.tokens, self.per(x)) + requests
         if self.below:
-            whole = minimum(whole, x.requests * -(-(self.below - 1) // self.per(x)))
+            whole = minimum(whole, requests * -(-(self.below - 1) // self.per(x)))
         return minimum(x.tokens, whole)
 
     def ranges(self, x: PagedShape) -> int:

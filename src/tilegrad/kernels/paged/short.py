@@ -30,6 +30,7 @@ from ... import tile
 from ...core.dtype import float32, int64
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
+from ...tile.value import index_of
 from ..attention.shape import refuse
 from ..attention.softmax import clamped, finite, some_sum, times
 from ..attention.tile_order import bounded, number_at
@@ -90,7 +91,10 @@ class _Short(Steps):
         self.counts = self.there & (zero < length)
         before = tile.where(self.there, clamped(length - 1, 0, self.most - 1), zero)
         self.sees = tile.hold(before, "before", (0, self.most - 1))
-        self.token = bounded(first, "token", x.tokens - 1)
+        # Requests without a token write the zeros of those that belong to none, one after another.
+        token = tile.where(self.there, first, number_at(starts, x.requests) + self.request - first)
+        self.writes = tile.less(token, index_of(x.tokens))
+        self.token = bounded(token, "token", x.tokens - 1)
         self.first: Any = 0
         if x.window:
             self.first = tile.maximum(self.sees + 1 - x.window, 0) // plan.block
@@ -251,7 +255,7 @@ class _Short(Steps):
         x, result = self.x, reduce(add, parts) * share[None, :]  # (columns, rows)
         shape = result.shape
         at, row = self.at_value(counted(shape, 0, self.rank * shape[0])), counted(shape, 1)
-        inside = (at < x.value_width) & (row < x.group) & self.there
+        inside = (at < x.value_width) & (row < x.group) & self.writes
         first = (self.token * x.heads + self.head * x.group) * x.value_width
         tile.store(self.out, row * x.value_width + at + first, result, mask=inside)
 

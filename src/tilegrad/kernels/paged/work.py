@@ -2,10 +2,11 @@
 
 Every program gets as many blocks of keys, but for one. Row blocks of the requests that the Plan
 takes stand one after the other, each with the blocks of keys that its tokens see and with one at
-least, so that someone writes its result. All blocks are cut into `ranges`; where a cut or the end
-of a row block lies an item ends. Item number g of range p stands in row p if it is the range's
-first, else in row ranges + g - p - 1, so a program finds its first item at once and the others in
-a row. Parts of a row block that was cut go to partials g, which are neighbours.
+least, so that someone writes its result; those of tokens of no request, which get 0, come last. All
+blocks are cut into `ranges`; where a cut or the end of a row block lies an item ends. Item number g
+of range p stands in row p if it is the range's first, else in row ranges + g - p - 1, so a program
+finds its first item at once and the others in a row. Parts of a row block that was cut go to
+partials g, which are neighbours.
 
 `work_list` is the kernel, one program that is run once a step. Costs about 20 dependent reads and
 three running sums, whatever the lengths.
@@ -23,6 +24,7 @@ from ... import tile
 from ...core.dtype import int32, int64
 from ...ir.symbol import Size, floor_divide, high, power_of_two
 from ...tile.build import Body, BodyBuilder
+from ...tile.value import index_of
 from ..attention.shape import memories
 from ..attention.softmax import clamped, finite, some_sum
 from ..attention.tile_order import bounded
@@ -60,31 +62,38 @@ def for_row_blocks(
 ) -> Any:
     """into[:, i] = fields(request, its first token, how many it has, its keys, tokens before it) of
     the i-th block of `each` tokens of the requests that are taken for their number of tokens, some
-    blocks at a time; of so many where that is said, zeros past the last. `memories` are lengths and
-    query starts. Gives how many blocks there are."""
+    blocks at a time; tokens of no request are one more, without keys. Of so many where that is
+    said, zeros past the last. `memories` are lengths and query starts. Gives how many blocks there
+    are."""
     lengths, starts = memories
-    size = power(x.requests)
+    size = power(x.requests + 1)
     chunk = max(8, min(CHUNK, HELD // size))
-    inside = tile.arange(size) < x.requests
-    begin, end = (tile.cast(tile.load(starts[i : i + size], mask=inside), int64) for i in (0, 1))
-    blocks = (end - begin + (each - 1)) // each
+
+    def tokens_of(request: Any) -> tuple[Any, Any]:
+        """The first token, and how many: behind the requests come the tokens of none."""
+        known, last = request < x.requests, request <= x.requests
+        begin = tile.cast(tile.load(starts, request, mask=last), int64)
+        end = tile.cast(tile.load(starts, request + 1, mask=known), int64)
+        return begin, tile.where(last, tile.where(known, end, index_of(x.tokens)) - begin, 0)
+
+    tokens = tokens_of(tile.arange(size))[1]
+    blocks = (tokens + (each - 1)) // each
     if taken is not None:
-        blocks = tile.where(taken(end - begin), blocks, 0)
+        blocks = tile.where(taken(tokens), blocks, 0)
     ends, total = tile.cumsum(blocks)[None, :], None
     if not most:
-        total = bounded(tile.sum(blocks, 0), "total", floor_divide(x.tokens, each) + x.requests)
+        total = bounded(tile.sum(blocks, 0), "total", floor_divide(x.tokens, each) + x.requests + 1)
     for start in tile.range(0, most or total, chunk):
         number = tile.arange(chunk) + start
         over = tile.broadcast(ends <= number[:, None], (chunk, size))
         request = tile.sum(tile.cast(over, int64), 1)
         before = tile.max(tile.where(over, ends, 0), 1)
         own = number - before  # its number among the blocks of the request
-        there = request < x.requests
-        first, last = (tile.cast(tile.load(starts, request + i, mask=there), int64) for i in (0, 1))
-        length = tile.cast(tile.load(lengths, request, mask=there), int64)
-        found = fields(request, first, last - first, length, own * each)
+        first, queries = tokens_of(request)
+        length = tile.cast(tile.load(lengths, request, mask=request < x.requests), int64)
+        found = fields(request, first, queries, length, own * each)
         for place, value in enumerate(found):
-            known = tile.cast(tile.where(there, value, 0), int32)
+            known = tile.cast(tile.where(request <= x.requests, value, 0), int32)
             tile.store(into, (place, start), known)
     return total
 
