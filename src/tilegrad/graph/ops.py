@@ -747,7 +747,8 @@ paged_attention = Op(
     meaning="(q, keys, values, scales of a cache of 8 bits, table, lengths, query_starts) -> out: "
     "each token over the keys of its request up to its own, the last `window` of them if that is "
     "not 0; tokens of no request get 0. `single`: no request has more than one new token; "
-    "`most_keys`: nor more keys, if not 0; `queries`: so many new tokens a request as a rule, if not 0",
+    "`most_keys`: nor more keys, if not 0; `queries`: so many new tokens a request as a rule, if "
+    "not 0",
 )
 
 # ---- drawing tokens -------------------------------------------------------------------------
