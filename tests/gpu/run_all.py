@@ -4,8 +4,9 @@
 
 Runs smoke.py, bound_checks.py, quantised_checks.py, cache_checks.py, packed_checks.py and
 sanitize.py, and sanitize.py again under compute-sanitizer's memcheck and racecheck (attention in
-runs of its own) where that is on the PATH (its absence is in the record). `--simulator` also runs the simulator's
-tests on hardware, which needs pytest. Ends with a status other than 0 if anything failed.
+runs of its own) where that is on the PATH (its absence is in the record). `--simulator` also runs
+the simulator's tests on hardware, which needs pytest. Ends with a status other than 0 if anything
+failed.
 """
 
 from __future__ import annotations
