@@ -153,7 +153,7 @@ class _Append:
         request = tile.sum(tile.cast(over & inside, int64), 0)
         if request < x.requests:
             self.write(tile.hold(request, "request", (0, high(x.requests) - 1)))
-        if x.requests <= request:
+        if request >= x.requests:
             zeros = tile.zeros((self.each * x.group, x.width), x.dtype)
             tile.store(self.memory["turned"], (self.token, self.head * x.group, 0), zeros)
 

@@ -27,7 +27,7 @@ from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from ..attention.shape import memories
 from ..attention.softmax import clamped, finite, some_sum
-from ..attention.tile_order import bounded
+from ..attention.tile_order import bounded, number_at
 from .shape import FIELDS, KNOWN, RECORD, PagedPlan, PagedShape, parameters
 
 CHUNK = 64  # row blocks whose requests are looked up at once, at most
@@ -66,35 +66,37 @@ def for_row_blocks(
     said, zeros past the last. `memories` are lengths and query starts. Gives how many blocks there
     are."""
     lengths, starts = memories
-    size = power(x.requests + 1)
+    size = power(x.requests)
     chunk = max(8, min(CHUNK, HELD // size))
+    inside = tile.arange(size) < x.requests
+    begin, end = (tile.cast(tile.load(starts[i : i + size], mask=inside), int64) for i in (0, 1))
 
-    def tokens_of(request: Any) -> tuple[Any, Any]:
-        """The first token, and how many: behind the requests come the tokens of none."""
-        known, last = request < x.requests, request <= x.requests
-        begin = tile.cast(tile.load(starts, request, mask=last), int64)
-        end = tile.cast(tile.load(starts, request + 1, mask=known), int64)
-        return begin, tile.where(last, tile.where(known, end, index_of(x.tokens)) - begin, 0)
+    def blocks_of(tokens: Any) -> Any:
+        """How many blocks so many tokens of a request are."""
+        blocks = (tokens + (each - 1)) // each
+        return blocks if taken is None else tile.where(taken(tokens), blocks, 0)
 
-    tokens = tokens_of(tile.arange(size))[1]
-    blocks = (tokens + (each - 1)) // each
-    if taken is not None:
-        blocks = tile.where(taken(tokens), blocks, 0)
+    blocks = blocks_of(end - begin)
+    nobody = blocks_of(index_of(x.tokens) - number_at(starts, x.requests))
     ends, total = tile.cumsum(blocks)[None, :], None
     if not most:
-        total = bounded(tile.sum(blocks, 0), "total", floor_divide(x.tokens, each) + x.requests + 1)
+        total = tile.sum(blocks, 0) + nobody
+        total = bounded(total, "total", floor_divide(x.tokens, each) + x.requests + 1)
     for start in tile.range(0, most or total, chunk):
         number = tile.arange(chunk) + start
         over = tile.broadcast(ends <= number[:, None], (chunk, size))
-        request = tile.sum(tile.cast(over, int64), 1)
+        request = tile.minimum(tile.sum(tile.cast(over, int64), 1), index_of(x.requests))
         before = tile.max(tile.where(over, ends, 0), 1)
         own = number - before  # its number among the blocks of the request
-        first, queries = tokens_of(request)
-        length = tile.cast(tile.load(lengths, request, mask=request < x.requests), int64)
-        found = fields(request, first, queries, length, own * each)
+        known = request < x.requests
+        first = tile.cast(tile.load(starts, request), int64)
+        last = tile.cast(tile.load(starts, request + 1, mask=known), int64)
+        tokens = tile.where(known, last, index_of(x.tokens)) - first
+        length = tile.cast(tile.load(lengths, request, mask=known), int64)
+        found = fields(request, first, tokens, length, own * each)
+        there = known | (own < nobody)
         for place, value in enumerate(found):
-            known = tile.cast(tile.where(request <= x.requests, value, 0), int32)
-            tile.store(into, (place, start), known)
+            tile.store(into, (place, start), tile.cast(tile.where(there, value, 0), int32))
     return total
 
 
