@@ -13,6 +13,7 @@ from typing import Any
 
 import bound_checks
 import cache_checks
+import packed_checks
 import pytest
 import quantised_checks
 import sanitize
@@ -113,5 +114,13 @@ def test_quantised_checks_pass(name: str, cuda, monkeypatch) -> None:  # noqa: F
 @pytest.mark.parametrize("name", cache_checks.KEPT)
 def test_cache_checks_pass(name: str) -> None:
     run = cache_checks.Run(cache_checks.KEPT[name], (4, 2, 64), 16, "cpu")
-    for counts in cache_checks.STEPS:
-        assert run.worst(counts) <= cache_checks.ALLOWED
+    for step in cache_checks.STEPS:
+        assert run.worst(*step) <= cache_checks.ALLOWED
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("name", packed_checks.CASES)
+def test_packed_checks_pass(name: str, causal: bool) -> None:
+    errors = packed_checks.check(packed_checks.CASES[name], causal, "cpu")
+    assert max(errors.values()) < packed_checks.ALLOWED
