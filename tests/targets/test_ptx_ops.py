@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from recorded import recording, run_case
 
@@ -45,6 +46,19 @@ def test_small_products(name: str, target: Target) -> None:
         CASES[name]().realize()
     found = list(recorder.cases.values())
     assert found and all(run_case(case, target).simulated for case in found)
+
+
+def test_noise_is_of_each_element() -> None:
+    """A result may be elsewhere only where a last bit of its argument moves it."""
+    given = np.array([0.25, 0.5, 0.501953125, 3000.0, 0.0, np.inf], np.float32)
+    with recording() as recorder:
+        x = tg.tensor(given).to(tg.bfloat16).realize()
+        tg.where(x > 0.5, x.cos() + 4, 0.0).to(tg.float32).realize()
+    noise = next(c for c in recorder.cases.values() if c.output.dtype is tg.float32).noise
+    assert noise[0] == noise[4] == 0
+    assert noise[1] > 4 and noise[2] > 4  # beside the jump
+    assert noise[3] > 1  # a last bit is 16
+    assert np.isfinite(noise).all()
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas here")

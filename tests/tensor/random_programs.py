@@ -649,7 +649,9 @@ def indexed(g: Maker) -> str | None:
             f"m.scatter_reduce({n}, {one}, {index}, {given}, '{by}')",
             f"m.scatter({n}, {one}, {spread(g, v, one)}, {n} * 2)",
             f"m.index_put({n}, ({first},), m.tensor(0.5, dtype={n}.dtype), accumulate=True)",
-            f"m.select_scatter({n}, {n}.select({one}, 0) * 2, {one}, {g.number(0, size - 1)})",
+            # torch writes into neighbours where elements of the view lie at one place
+            f"m.select_scatter({n}.contiguous(), {n}.select({one}, 0) * 2, {one}, "
+            f"{g.number(0, size - 1)})",
         ]
     if v.is_float and v.ndim == 2:
         table += [f"F.embedding({g.ints((3, 4), v.shape[0])}, {n})"]

@@ -276,3 +276,21 @@ def test_in_place_forms():
     x.scatter_add_(0, tg.tensor([0, 0, 2]), tg.ones(3))
     x.masked_fill_(tg.tensor([False, True, False]), 9)
     assert x.tolist() == [2.0, 9.0, 1.0]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_scatters_of_overlapping_views_write_one_element(read: bool) -> None:
+    """Windows share what they were made of; a copy of them shares nothing."""
+    numbers = np.arange(16, dtype=np.float32)
+    windows = tg.tensor(numbers).unfold(-1, 6, 2)
+    if read:
+        windows.realize()
+    plain = np.lib.stride_tricks.sliding_window_view(numbers, 6)[::2]
+    for found, place, values in (
+        (tg.select_scatter(windows, windows[:, 0] * 2, 1, 5), np.s_[:, 5], plain[:, 0] * 2),
+        (tg.slice_scatter(windows, windows[:, :2] + 1, 1, 3, 5), np.s_[:, 3:5], plain[:, :2] + 1),
+        (tg.diagonal_scatter(windows, windows[0] - 1), np.s_[range(6), range(6)], plain[0] - 1),
+    ):
+        expected = plain.copy()
+        expected[place] = values
+        np.testing.assert_array_equal(found.numpy(), expected)
