@@ -28,7 +28,8 @@ import numpy as np
 import tilegrad as tg
 from tilegrad import nn
 from tilegrad.compiler.compile import schedule_for
-from tilegrad.core.format import QUANTISED, Format
+from tilegrad.core.dtype import DType
+from tilegrad.core.format import Q4_0, Q4_1, QUANTISED, Format, format_of
 from tilegrad.core.target import A100, AVX2, AVX512, AVX512_AMX, H200, NEON, Target
 from tilegrad.generate.sampling import SamplingState, Variant
 from tilegrad.generate.step import Rows, step
@@ -36,6 +37,8 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.nn import functional as F
+from tilegrad.quant.calibrate import put
+from tilegrad.quant.layers import PackedLinear
 from tilegrad.runtime.language import language_of
 from tilegrad.runtime.limits import limits_of
 from tilegrad.schedule.schedule import Launch, Schedule
@@ -61,9 +64,19 @@ LLAMA = {
 }
 SMALL = {**LLAMA, "vocab_size": 4096, "hidden_size": 576, "intermediate_size": 1536}
 SMALL |= {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+EVEN = {**SMALL, "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
 EXPERTS = {**LLAMA, "model_type": "qwen3_moe", "vocab_size": 4096, "hidden_size": 2048}
 EXPERTS |= {"num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768}
 EXPERTS |= {"num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
+
+ROUNDED = tuple(
+    (format_of(form), inputs)
+    for form, inputs in (
+        ("E4M3_ROW_F32", "E4M3_ROW_F32"),
+        ("INT8_ROW_F32", "INT8_ROW_F32"),
+        ("E4M3_128X128_F32", "E4M3_G128_F32"),
+    )
+)
 
 Traced = Callable[[Target], Any]  # what `jit.lower` gives
 
@@ -172,6 +185,15 @@ def attentions() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
 
     yield "attention softcap window", plain(capped, q, q, q), ALL
     yield "attention softcap window gradient", gradient(capped, q, of(1, 4, 512, 64), q), ALL
+    for width in (64, 128):
+        q, starts = of(1, 4, 512, width), whole(5).to(tg.int32)
+
+        def packed(q: Any, k: Any, v: Any, starts: Any = starts) -> Any:
+            return tg.attention(q, k, v, causal=True, query_starts=starts, key_starts=starts)
+
+        given = (q, of(1, 2, 512, width), of(1, 2, 512, width))
+        yield f"attention packed {width}", plain(packed, *given), ALL
+        yield f"attention packed {width} gradient", gradient(packed, *given), ALL
     small = of(1, 4, 256, 64, dtype=tg.float32)
     yield "attention float32", plain(masked, small, small, small), ALL
     yield "attention float32 gradient", gradient(masked, small, small, small), ALL
@@ -222,24 +244,39 @@ def streams() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
             (of(300, 64, dtype=tg.float32),),
         ),
     }
+    rows, long = of(4096, 50304), of(2048, 50304, dtype=tg.float32)
+    cases |= {
+        "softmax long": (lambda x: x.softmax(-1), (long,)),
+        "log softmax long": (lambda x: x.float().log_softmax(-1), (rows,)),
+        "loss long": (lambda x, i: F.cross_entropy(x.float(), i), (rows, whole(4096))),
+        "rms norm long": (lambda x: F.rms_norm(x, (50304,)), (rows,)),
+        "argmax long": (lambda x: x.argmax(-1), (rows,)),
+        "sort long": (lambda x: x.sort(-1), (of(16, 100000, dtype=tg.float32),)),
+    }
     for name, (function, args) in cases.items():
         yield name, plain(function, *args), ALL
-    for name in ("softmax", "layer norm", "rms norm", "loss", "swiglu", "convolution", "embedding"):
+    for name in (
+        *("softmax", "layer norm", "rms norm", "loss", "swiglu", "convolution", "embedding"),
+        *("softmax long", "loss long"),
+    ):
         function, args = cases[name]
-        if name == "loss":
+        if name.startswith("loss"):
             function, args = (lambda i, x: F.cross_entropy(x.float(), i)), (args[1], args[0])
         floats = [a for a in args if a.dtype.is_float]
         ints = [a for a in args if not a.dtype.is_float]
         yield f"{name} gradient", gradient(functools.partial(function, *ints), *floats), ALL
 
 
-def decoder(config: dict[str, Any], form: Format | None = None) -> Decoder:
-    """A model of shapes, or of zeros in a Format."""
+def decoder(config: dict[str, Any], form: Format | None = None, inputs: str = "") -> Decoder:
+    """A model of shapes, or of zeros in a Format, with inputs rounded to one."""
     model = Decoder(DecoderConfig.from_huggingface(config), tg.bfloat16)
     if form is not None:
-        for layer in [m for _, m in model.named_modules() if isinstance(m, nn.Linear)]:
+        layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+        for path, layer in layers:
             weight = layer.weight
             weight.node = stored(Zeros(form, *map(int, weight.shape)), weight.dtype).node
+            if inputs:
+                put(model, path, PackedLinear(layer, None, inputs))
     return model
 
 
@@ -254,7 +291,14 @@ class Zeros:
         """Nothing is mapped."""
 
 
-def stepped(model: Decoder, batch: int, tokens: int, variant: Variant, target: Target) -> Any:
+def stepped(
+    model: Decoder,
+    batch: int,
+    tokens: int,
+    variant: Variant,
+    target: Target,
+    kept: DType = tg.bfloat16,
+) -> Any:
     """A decode step, or a step of up to so many tokens; see generate/step.py."""
     config, page = model.config, limits_of(target).page
     cache = nn.PagedCache(
@@ -265,7 +309,7 @@ def stepped(model: Decoder, batch: int, tokens: int, variant: Variant, target: T
         config.head_width,
         requests=batch + 1,
         most_pages=2048 // page,
-        dtype=tg.bfloat16,
+        dtype=kept,
     )
     rows = Rows(batch + 1, cache.device)
     state = None if variant == Variant() else SamplingState(batch + 1, config.vocabulary)
@@ -309,6 +353,21 @@ def steps() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
         for batch, tokens in ((1, 0), (8, 0), (4, 512)):
             named = f"step {form.name} {batch}" + (" prompt" if tokens else "")
             yield named, functools.partial(stepped, model, batch, tokens, Variant()), ALL
+    for form, inputs in ROUNDED:
+        model = decoder(EVEN, form, inputs)
+        for batch, tokens in ((1, 0), (8, 0), (64, 0), (4, 512)):
+            named = f"step rounded {form.name} {batch}" + (" prompt" if tokens else "")
+            yield named, functools.partial(stepped, model, batch, tokens, Variant()), ALL
+    for form in (Q4_0, Q4_1):
+        for batch in (16, 64, 200):
+            model = decoder(EVEN, form)
+            step_of = functools.partial(stepped, model, batch, 0, Variant())
+            yield f"step {form.name} {batch}", step_of, GPUS
+    for kept in (tg.float8_e4m3, tg.float8_e5m2, tg.int8):
+        for batch, tokens in ((1, 0), (8, 0), (4, 512)):
+            named = f"step cache {kept.name} {batch}" + (" prompt" if tokens else "")
+            step_of = functools.partial(stepped, small, batch, tokens, Variant(), kept=kept)
+            yield named, step_of, ALL
 
 
 def training() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
@@ -349,7 +408,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", default="", help="a JSON file")
     parser.add_argument("--against", default="", help="a JSON file written before")
-    parser.add_argument("--only", default="", help="cases whose name has this")
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose name has one of these")
     parser.add_argument("--target", default="", help="Targets whose name has this")
     parser.add_argument("--show", default="", help="print the text of this case")
     given = parser.parse_args()
@@ -361,7 +420,7 @@ def main() -> int:
         for name, trace, targets in family():
             for target in targets:
                 key = f"{name} {target.name}"
-                wanted = given.only in key and given.target in target.name
+                wanted = any(w in key for w in given.only) and given.target in target.name
                 if not wanted or (given.show and key != given.show):
                     continue
                 try:
