@@ -357,7 +357,8 @@ def steps() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
         model = decoder(EVEN, form, inputs)
         for batch, tokens in ((1, 0), (8, 0), (64, 0), (4, 512)):
             named = f"step rounded {form.name} {batch}" + (" prompt" if tokens else "")
-            yield named, functools.partial(stepped, model, batch, tokens, Variant()), ALL
+            step_of = functools.partial(stepped, model, batch, tokens, Variant())
+            yield named, step_of, (H200, *CPUS)
     for form in (Q4_0, Q4_1):
         for batch in (16, 64, 200):
             model = decoder(EVEN, form)

@@ -3,14 +3,14 @@
     python bench/moe.py                        the layer at 1, 8, 32, 1,024 and 8,192 tokens
     python bench/moe.py --profile              each kernel of the layer, its time and bytes
     python bench/moe.py --model --layers 48    decode of 1, 8 and 32 requests, prompts of 1,024
-    python bench/moe.py --model --format fp8   weights in e4m3 by channel, inputs by token
+    python bench/moe.py --model --format fp8   weights in e4m3 by channel, inputs by token; or int8
 
-Random weights, in bf16 or fp8 (but router and head); the router is random too, so that picks are
-about uniform (in the whole model they are drawn), and how many experts are picked is counted. Ours
-is the model's own layer, jitted and bound: one graph of several layers, each with weights of its
-own. The peer is torch with `_grouped_mm` over rows sorted by expert, as a CUDA graph. The limit is
-the larger of the bytes of the picked experts at the read rate and the FLOPs at the sustained rate
-of the matrix units. Results of both sides are compared first.
+Random weights, in bf16, fp8 or int8 (but router and head); the router is random too, so that picks
+are about uniform (in the whole model they are drawn), and how many experts are picked is counted.
+Ours is the model's own layer, jitted and bound: one graph of several layers, each with weights of
+its own. The peer is torch with `_grouped_mm` over rows sorted by expert, as a CUDA graph. The limit
+is the larger of the bytes of the picked experts at the read rate and the FLOPs at the sustained
+rate of the matrix units. Results of both sides are compared first.
 """
 
 from __future__ import annotations
@@ -121,11 +121,12 @@ def picked(made: list[np.ndarray], requests: int, used: int) -> float:
     return statistics.mean(len(np.unique(x)) for x in found)
 
 
-def in_fp8(model: nn.Module, shared: dict[str, torch.Tensor] | None = None) -> None:
-    """Give experts weights in fp8, and linear layers of a whole model; what is shared with torch
-    has the values of those."""
+def in_bytes(model: nn.Module, name_of: str, shared: dict[str, torch.Tensor] | None = None) -> None:
+    """Give experts weights in fp8 or int8, and linear layers of a whole model; what is shared with
+    torch has the values of those."""
     blocks: dict[tuple[int, ...], Blocks] = {}
-    form, inputs = format_of(EIGHT["fp8"][0]), EIGHT["fp8"][1]
+    weights_in, inputs = EIGHT[name_of]
+    form = format_of(weights_in)
     for path, feed in list(model.named_modules()):
         if not isinstance(feed, Experts):
             continue
@@ -232,7 +233,7 @@ def whole(bench: Bench, options: Any) -> None:
     model = Decoder(config, "bfloat16").eval()
     weights(model)
     if options.format:
-        in_fp8(model)
+        in_bytes(model, options.format)
     drawn = forced(model, config)
     bars, size = FP8_BARS if options.format else BARS, options.size
     each = 3 * config.width * config.expert_hidden
@@ -292,7 +293,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=0, help="4 alone, 48 in the model")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--model", action="store_true", help="the whole model, not a layer")
-    parser.add_argument("--format", default="", choices=["", "fp8"], help="of weights, else bf16")
+    parser.add_argument("--format", default="", choices=["", *EIGHT], help="of weights, else bf16")
     parser.add_argument("--no-peer", dest="peer", action="store_false")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default="", help="where the JSON goes")
@@ -312,7 +313,7 @@ def main() -> None:
         model = Layers(config).eval()
         shared = weights(model)  # type: ignore[arg-type]
         if options.format:
-            in_fp8(model, shared)
+            in_bytes(model, options.format, shared)
         layer(bench, model, shared, config, options)
     if options.out:
         about = {"kind": "moe", **bench.about(), "layers": options.layers, "model": options.model}

@@ -1,5 +1,5 @@
-"""compiler/code_products.py: fp8 products of groups of rows (experts), against float64 of what is
-unpacked.
+"""compiler/code_products.py: products of groups of rows (experts) in fp8 and int8, against float64
+of what is unpacked.
 
 Schedules for an H200 run on the Tile interpreter, some on the PTX simulator; what a layer of
 experts of Qwen3-30B-A3B has in fp8 is assembled. Products of exact inputs are held to 1e-3 of
@@ -35,7 +35,7 @@ from tilegrad.targets.ptx.emit import emit
 from tilegrad.tensor.tensor import wrap
 
 BF16 = ml_dtypes.bfloat16
-ROW, TENSOR = "E4M3_ROW_F32", "E4M3_TENSOR_F32"
+ROW, TENSOR, INT8 = "E4M3_ROW_F32", "E4M3_TENSOR_F32", "INT8_ROW_F32"
 QWEN3 = {
     "model_type": "qwen3_moe",
     "vocab_size": 1000,
@@ -61,11 +61,13 @@ def draw(seed: int, *shape: int, scale: float = 1.0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape) * scale
 
 
-def by_token(values: np.ndarray) -> np.ndarray:
+def by_token(values: np.ndarray, form: str = ROW) -> np.ndarray:
     """Values rounded to codes of their row."""
+    top = 127 if form == INT8 else 448
     most = np.abs(values).max(-1, keepdims=True).astype(np.float32)
-    codes = np.clip(values.astype(np.float32) * (np.float32(448) / most), -448, 448)
-    return codes.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * (most / np.float64(448))
+    codes = np.clip(values.astype(np.float32) * (np.float32(top) / most), -top, top)
+    codes = np.rint(codes) if form == INT8 else codes.astype(ml_dtypes.float8_e4m3fn)
+    return codes.astype(np.float64) * (most / np.float64(top))
 
 
 class Case:
@@ -79,7 +81,7 @@ class Case:
         if groups > 2:
             self.offsets[2] = self.offsets[1]  # nobody picks it
         self.raw = self.raw.reshape(groups, columns, -1)
-        self.form = form
+        self.form, self.inputs = form, INT8 if form == INT8 else ROW
 
     @property
     def values(self) -> list[np.ndarray]:
@@ -95,11 +97,12 @@ class Case:
 
     def product(self, x: Node, raw: Node, offsets: Node) -> Node:
         weights = build.unpack(raw, self.form, float32)
-        left = build.unpack(build.pack(build.cast(x, float32), ROW), ROW, float32)
+        form = self.inputs
+        left = build.unpack(build.pack(build.cast(x, float32), form), form, float32)
         return ops.grouped_dot(left, weights, offsets, axis=2, block=0)
 
     def wanted(self) -> np.ndarray:
-        left = by_token(self.x.astype(np.float32))
+        left = by_token(self.x.astype(np.float32), self.inputs)
         return products(left, values_of(self.raw, self.form), self.offsets)
 
     def check(self, got: np.ndarray) -> None:
@@ -129,6 +132,10 @@ CASES = {
     "no more rows than groups": (6, 40, 64, 128),
     "scales of tensors": (20, 5, 64, 128, TENSOR),
     "scales in bfloat16": (20, 5, 64, 128, "E4M3_ROW_BF16"),
+    "few rows, int8": (20, 5, 144, 272, INT8),
+    "one row, int8": (1, 4, 64, 128, INT8),
+    "many rows, int8": (300, 3, 144, 400, INT8),
+    "no more rows than groups, int8": (6, 40, 64, 128, INT8),
 }
 
 
@@ -143,7 +150,16 @@ def test_product(name: str) -> None:
 
 
 @pytest.mark.usefixtures(assembled.__name__)
-@pytest.mark.parametrize("sizes", [(20, 5, 144, 272), (1, 4, 64, 128), (150, 2, 64, 128)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (20, 5, 144, 272),
+        (1, 4, 64, 128),
+        (150, 2, 64, 128),
+        (20, 5, 144, 272, INT8),
+        (150, 2, 64, 128, INT8),
+    ],
+)
 def test_simulated(sizes: tuple) -> None:
     case = Case(*sizes)
     nodes = case.nodes()
@@ -187,10 +203,11 @@ def test_invariant() -> None:
     [
         (A100, (20, 3, 64, 128), ROW, "no matrix unit"),
         (AVX512.with_cores(2), (20, 3, 64, 128), ROW, "no matrix unit"),
+        (AVX512.with_cores(2), (20, 3, 64, 128), INT8, "no matrix unit"),
         (H200, (20, 3, 64, 136), ROW, "no multiples of 16"),
         (H200, (20, 3, 128, 128), "E4M3_128X128_F32", "one scale for each row"),
     ],
-    ids=["a100", "avx512", "odd sizes", "blocks"],
+    ids=["a100", "avx512", "int8 on avx512", "odd sizes", "blocks"],
 )
 def test_unpacked(target: Target, sizes: tuple, form: str, why: str) -> None:
     """Where no kernel multiplies codes, weights are unpacked, and it is said why."""
@@ -211,7 +228,10 @@ def test_unpacked(target: Target, sizes: tuple, form: str, why: str) -> None:
 class Layer:
     """A norm, experts in fp8 and what is added to: its Graph, of inputs that are not there yet."""
 
-    def __init__(self, tokens: object, scale: float | None = None, **sizes: int) -> None:
+    def __init__(
+        self, tokens: object, scale: float | None = None, form: str = ROW, **sizes: int
+    ) -> None:
+        self.form = form
         self.config = DecoderConfig.from_huggingface({**QWEN3, **sizes})
         with init.skipped():
             self.norm = norm_of(self.config, self.config.width, "bfloat16")
@@ -223,7 +243,7 @@ class Layer:
             for name, parameter in module.named_parameters():
                 parameter.node = self.weight(name, tuple(parameter.shape))
         for name in ("gate", "down"):
-            self.experts.round_inputs(name, ROW if scale is None else TENSOR, scale)
+            self.experts.round_inputs(name, form if scale is None else TENSOR, scale)
         for _, buffer in self.experts.named_buffers():
             buffer.node = build.broadcast_to(build.constant(scale, float32), (1, 1))
         x = wrap(self.nodes[0])
@@ -231,10 +251,10 @@ class Layer:
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Node:
         stored = len(shape) == 3
-        bytes_ = (*shape[:-1], format_of(ROW).row_bytes(shape[-1]))
+        bytes_ = (*shape[:-1], format_of(self.form).row_bytes(shape[-1]))
         self.nodes.append(build.input_(*((bytes_, uint8) if stored else (shape, bfloat16))))
         self.depths[self.nodes[-1]] = shape[-1]
-        return build.unpack(self.nodes[-1], ROW, bfloat16) if stored else self.nodes[-1]
+        return build.unpack(self.nodes[-1], self.form, bfloat16) if stored else self.nodes[-1]
 
     def values(self, tokens: int) -> list[np.ndarray]:
         found = [draw(0, tokens, self.config.width).astype(BF16)]
@@ -243,7 +263,7 @@ class Layer:
                 *lead, _ = node.shape
                 depth = self.depths[node]
                 rows = draw(number, int(np.prod(lead)), depth, scale=depth**-0.5)
-                found.append(format_of(ROW).pack(rows).reshape(node.shape))
+                found.append(format_of(self.form).pack(rows).reshape(node.shape))
             else:
                 found.append((draw(number, *node.shape) * node.shape[-1] ** -0.25).astype(BF16))
         return found
@@ -258,10 +278,10 @@ SMALL = {
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 70])
-@pytest.mark.parametrize("scale", [None, 0.02])
-def test_layer(tokens: int, scale: float | None) -> None:
+@pytest.mark.parametrize("scale, form", [(None, ROW), (0.02, ROW), (None, INT8)])
+def test_layer(tokens: int, scale: float | None, form: str) -> None:
     """A last bit may turn a code, 1/16 of a value: the Graph's own bf16 roundings do as much."""
-    layer = Layer(tokens, scale, **SMALL)
+    layer = Layer(tokens, scale, form, **SMALL)
     values = layer.values(tokens)
     (got,) = run_interpreted(H200, layer.nodes, [layer.result], values)
     (judge,) = interpret([layer.result], dict(zip(layer.nodes, values)))
@@ -280,18 +300,19 @@ def test_layer_simulated(tokens: int) -> None:
     assert error.mean() <= 0.01 * np.abs(judge.astype(np.float64)).mean()
 
 
+@pytest.mark.parametrize("form", [ROW, INT8])
 @pytest.mark.parametrize("tokens, most", [(1, 7), (8, 8), (32, 9), (8192, 10)])
-def test_launches(tokens: int, most: int) -> None:
+def test_launches(tokens: int, most: int, form: str) -> None:
     """Of a layer of Qwen3-30B-A3B: gate and up are one launch, and down one, on codes; rows between
     are encoded once. Nothing spills."""
-    layer = Layer(tokens)
+    layer = Layer(tokens, form=form)
     made = launches_of(layer.nodes, [layer.result])
     assert len(made) <= most, [s.body.name for s in made]
     wide = [s.body for s in made if "grouped_dot" in s.body.name]
     assert len(wide) == 2 and all(isinstance(b.notes["plan"], WidePlan) for b in wide)
     for body in wide:
         kinds = [p.dtype.name for p in body.parameters if len(p.shape) == 3]
-        assert set(kinds) == {"float8_e4m3"}
+        assert set(kinds) == {"int8" if form == INT8 else "float8_e4m3"}
         assert [p.dtype for p in body.parameters if p.type.use == "result"] == [bfloat16]
     if find_ptxas() is None:
         pytest.skip("NO PTXAS HERE")

@@ -46,7 +46,7 @@ INPUTS = {  # what inputs are rounded to, of Formats whose codes matrix units mu
     "INT8_ROW_F32": "INT8_ROW_F32",
 }
 MODELS = ("fp8", "int8")  # how models are rounded as they are loaded
-EXPERTS, COUNT = ("E4M3_ROW_F32", "E4M3_TENSOR_F32"), 8
+EXPERTS, COUNT = ("E4M3_ROW_F32", "E4M3_TENSOR_F32", "INT8_ROW_F32"), 8
 ALLOWED = 1.2e-2  # of the largest result: weights and results are rounded to bfloat16
 
 
@@ -151,15 +151,16 @@ def check_experts(form: Format) -> dict[str, float]:
     w = form.to_float32(raw).astype(np.float64).reshape(COUNT, ROWS, COLUMNS)
     raw, errors = raw.reshape(COUNT, ROWS, -1), {}
     gate, up = (stored(Stored(form, part), bfloat16) for part in (raw, raw[::-1].copy()))
+    given = form.name if form.name in INPUTS else "E4M3_ROW_F32"
 
     @tg.jit
     def products(x: Any, offsets: Any) -> Any:
-        y = tg.quant.rounded(x, "E4M3_ROW_F32")
+        y = tg.quant.rounded(x, given)
         first = grouped_dot(y, gate, offsets)
         return first, silu(grouped_dot(y, gate, offsets)) * grouped_dot(y, up, offsets)
 
     for rows in (1, 8, 70, 2048):
-        x = held(rng, rows)
+        x = held(rng, rows, given)
         ends = np.sort(rng.integers(0, rows + 1, COUNT - 1))
         ends[2] = ends[1]
         offsets = np.array([0, *ends, rows], np.int32)
@@ -196,10 +197,10 @@ def main() -> int:
     given = parser.parse_args()
     failed = 0
     checks: list[tuple[str, Callable[[], dict[str, float]]]] = []
-    for form in [*QUANTISED, *map(format_of, (*INPUTS, *EXPERTS))]:
-        one = check_experts if form.name in EXPERTS else check
-        one = check_codes if form.name in INPUTS else one
-        checks.append((form.name, functools.partial(one, form)))
+    kinds = ((check, [f.name for f in QUANTISED]), (check_codes, INPUTS), (check_experts, EXPERTS))
+    for one, names in kinds:
+        more = " experts" if one is check_experts else ""
+        checks += [(name + more, functools.partial(one, format_of(name))) for name in names]
     checks += [(f"a model in {m}", functools.partial(check_model, m)) for m in MODELS]
     for name, run in checks:
         if given.only and name != given.only:

@@ -54,11 +54,11 @@ def why_not(dot: Node, target: Target) -> str:
     assert form.element is not None and given.element is not None
     units = target.asynchronous_units if target.has_threads else target.matrix
     kinds, pair = {unit.inputs for unit in units}, (given.element, form.element)
-    if target.multiplies_bytes:
+    if target.multiplies_bytes and dot.op is ops.dot:
         kinds.add((int8, int8))
     if tuple(element.dtype for element in pair) not in kinds:
         return f"no matrix unit of {target.name} multiplies {given.element.name}"
-    taken = [float8_e4m3, *([int8] if dot.op is ops.dot and not form.grain.columns else [])]
+    taken = [float8_e4m3, *([] if form.grain.columns else [int8])]
     if pair[0].dtype is not pair[1].dtype or pair[0].dtype not in taken:
         names = " or ".join(dtype.name for dtype in taken)
         return f"codes are of {names}, not of {given.element.name} and {form.element.name}"

@@ -318,7 +318,7 @@ def _grouped_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     factors = inputs[-1] if inputs[-1].dtype == np.float32 and len(inputs) > 3 else None
     listed = inputs[3:] if factors is None else inputs[3:-1]
     x = x[listed[1]] if len(listed) > 1 else x
-    wide = _dot_dtype(*[BY_NUMPY[x.dtype]] * 3)
+    wide = _dot_dtype(*[BY_NUMPY[x.dtype]] * 3) if factors is None else np.float64
     found = np.zeros((len(x), weights.shape[3 - attrs["axis"]]), wide)
     for group, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
         own = weights[group].astype(wide) if last > first else None

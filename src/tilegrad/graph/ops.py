@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ..core.dtype import DType, bool_, float32, int32, int64, uint8, uint32
+from ..core.dtype import DType, bool_, float32, int8, int32, int64, uint8, uint32
 from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.fingerprint import UserLine
@@ -596,11 +596,13 @@ def _grouped_dot(
 ) -> Type:
     if len(x.shape) != 2 or len(weights.shape) != 3 or axis not in (1, 2):
         raise _fail("grouped_dot", f"{x.type} and axis {axis} of {weights.type}")
-    if x.shape[1] != weights.shape[axis] or x.dtype is not weights.dtype or not x.dtype.is_float:
+    scaled = bool(listed) and listed[-1].dtype is float32
+    summed = x.dtype.is_float or (scaled and x.dtype is int8)
+    if x.shape[1] != weights.shape[axis] or x.dtype is not weights.dtype or not summed:
         raise _fail("grouped_dot", f"{x.type} meets axis {axis} of {weights.type}")
     _offsets("grouped_dot", offsets, weights.shape[0])
     columns, dtype = weights.shape[3 - axis], x.dtype
-    if listed and listed[-1].dtype is float32:
+    if scaled:
         listed, factors = listed[:-1], listed[-1]
         dtype = factors.dtype
         if factors.shape != (weights.shape[0], columns):
@@ -632,7 +634,7 @@ grouped_dot = Op(
     "summed over `axis` of the weights (1 or 2). offsets rise from 0 to the number of rows. A pass "
     "adds a list of blocks of `block` rows (else 0), which says the same as the offsets, and after "
     "it the row of x that each row is; factors (groups, columns) in float32 may come last: sums "
-    "are times those of their group, and float32",
+    "are times those of their group, and float32. int8 has factors, and exact sums",
 )
 
 
