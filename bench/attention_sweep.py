@@ -83,7 +83,7 @@ def candidates(x: AttentionShape) -> list[AttentionPlan]:
 def label(p: AttentionPlan) -> str:
     """A Plan in one word."""
     return (
-        f"{p.tile[0]}x{p.tile[1]} s{p.stages} q{p.query_stages} o{p.staged}x{p.together}"
+        f"{p.tile[0]}x{p.tile[1]} s{p.stages} q{p.query_stages} o{p.staged}"
         f" section{p.section} p{p.programs}"
         + "".join(
             f" {name}={value}"
@@ -98,7 +98,6 @@ KNOWN = {
     "stages",
     "query_stages",
     "staged",
-    "together",
     "section",
     "programs",
 }

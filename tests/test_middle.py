@@ -29,6 +29,35 @@ READ_FIRST = (
     "kernels.quantised.gpu_rows",
     "schedule.threads.reductions",  # softmax and other rows
 )
+# All of attention: whole files that are about it, wherever they are, and folders with all below.
+# Not counted: rows that tables of all ops have (graph/grad, batch, forward, interpret, ops and
+# schedule/cost, families), layers and models that call it (nn/transformer, models), who gets which
+# page (generate/cache), and what a chip under design makes of it (chip/workload).
+ATTENTION = (
+    "kernels/attention",
+    "kernels/attention_cpu",
+    "kernels/paged",
+    "schedule/attention.py",
+    "schedule/paged.py",
+    "compiler/expand.py",
+    "graph/attention.py",
+    "graph/attention_types.py",
+    "graph/axes.py",  # which recognition of attention alone reads
+    "graph/paged_reference.py",
+    "graph/paged_types.py",
+    "graph/recognize_attention.py",
+    "graph/recognize_extras.py",
+    "graph/recognize_mask.py",
+    "graph/recognize_parts.py",
+    "graph/recognize_scores.py",
+    "graph/recognize_softmax.py",
+    "tensor/attention.py",
+    "tensor/heads.py",
+    "tensor/paged.py",
+    "nn/attention.py",
+    "nn/paged.py",
+)
+ATTENTION_LINES = 6_875  # goal: 6,500
 CYCLES: list[set[str]] = []  # files that import one another, deferred imports included
 SILENT = (
     tokenize.COMMENT,
@@ -84,6 +113,15 @@ def sizes() -> dict[str, tuple[int, int]]:
         before, more = found.get(folder, (0, 0)), size(path, tree)
         found[folder] = before[0] + more[0], before[1] + more[1]
     return found
+
+
+def lines_of_attention() -> int:
+    """Code lines of all that is about attention."""
+    found: list[Path] = []
+    for name in ATTENTION:
+        path = PACKAGE / name
+        found += [path] if path.is_file() else sorted(path.rglob("*.py"))
+    return sum(size(path, ast.parse(path.read_text()))[0] for path in found)
 
 
 def methods() -> dict[str, set[str]]:
@@ -157,6 +195,11 @@ def test_the_middle_does_not_grow() -> None:
     assert lines <= LINES and tokens <= TOKENS, f"{lines} code lines, {tokens} tokens"
 
 
+def test_attention_is_small() -> None:
+    assert all((PACKAGE / name).exists() for name in ATTENTION)
+    assert lines_of_attention() <= ATTENTION_LINES, f"{lines_of_attention()} code lines"
+
+
 def test_kernels_that_are_read_first_are_short() -> None:
     long = {name: lines for name in READ_FIRST if (lines := size(*trees()[name])[0]) > FIRST}
     assert not long
@@ -181,6 +224,7 @@ if __name__ == "__main__":
         print(f"{where:28}{lines_:8,}{tokens_:9,}")
     totals = [sum(column) for column in zip(*sizes().values(), strict=True)]
     print(f"{'together':28}{totals[0]:8,}{totals[1]:9,}")
+    print(f"{'of attention, everywhere':28}{lines_of_attention():8,}")
     for class_, many in sorted(methods().items(), key=lambda item: -len(item[1])):
         if len(many) > METHODS:
             print(f"{len(many):4} methods: {class_}")

@@ -281,7 +281,7 @@ FORWARD: dict[str, tuple[AttentionShape, AttentionPlan]] = {
     "slopes and sinks": (shape(2, 2, 100, 150, extras=("slopes", "sinks"), **CAUSAL), SMALL),
     "softcap": (shape(1, 1, 100, 100, softcap=2.0), SMALL),
     "packed": (shape(2, 1, 150, 150, **PACKED, **CAUSAL), SMALL),
-    "width 128": (shape(1, 1, 130, 200, 128), AttentionPlan((128, 80), programs=1, together=2)),
+    "width 128": (shape(1, 1, 130, 200, 128), AttentionPlan((128, 80), programs=1, staged=128)),
     "width 256, through the queries": (
         shape(2, 2, 64, 128, 256),
         AttentionPlan((64, 64), programs=2, staged=0),

@@ -171,7 +171,7 @@ def test_backward_of_a_graph_takes_it() -> None:
     node = ops.attention_backward(*given, **attrs, orders=x.orders, wanted=())
     schedule = schedule_for(given, build.items(node), A100, ())
     steps = [s for kernel in schedule.kernels for s in kernel.steps if isinstance(s, Launch)]
-    assert [s.body.name for s in steps] == ["thread_backward"] * 2
+    assert [s.body.name for s in steps] == ["thread_attention"] * 2
     made, wanted = numbers(x, ())
     order = ("q", "k", "v", "dout", "lse", "delta", "dq", "dk", "dv")
     slots = dict(zip([*schedule.inputs, *schedule.outputs], (made[n] for n in order)))

@@ -22,14 +22,14 @@ from ..graph.attention import extras_of
 from ..graph.attention_types import ATTRS, sizes
 from ..ir.node import Node
 from ..ir.types import Array, Memory
-from ..kernels.attention.shape import AttentionShape, backward_parameters, parameters
+from ..kernels.attention.shape import FORWARD, GRADIENTS, AttentionShape, parameters
 from ..tile.build import Body
 from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .region import Region
 
 DTYPES = (float32, float64, bfloat16, float16)  # of kernels on vectors
 NO_PLAN = "no Plan fits shared memory"
-RESULTS = (("out", "lse"), ("dq",), ("dk", "dv"))  # of tokens of one side
+RESULTS = (FORWARD, ("dq",), ("dk", "dv"))  # of tokens of one side
 
 # the launches, in order, that give at least the results with these numbers; and their name
 Writer = Callable[[set[int], str], list[Body]]
@@ -59,8 +59,8 @@ class AttentionFamily(Family):
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies of a Node."""
         node, wanted, x = region.anchor, region.items, shape_of(region.anchor)
-        named = parameters if node.op is ops.attention else backward_parameters
-        given = [name for name, _ in named(x, memories(node))]  # as the Node takes and gives them
+        gives = FORWARD if node.op is ops.attention else GRADIENTS
+        given = [name for name, _ in parameters(x, memories(node), gives)]  # as the Node has them
         inputs, results = dict(zip(given, node.inputs)), given[len(node.inputs) :]
 
         def role(parameter: Node) -> tuple[str, Any]:
@@ -91,7 +91,7 @@ class VectorAttention(AttentionFamily):
         more = memories(node)
 
         def forward(wanted: set[int], name: str) -> list[Body]:
-            given = parameters(x, more, ("out", "lse") if 1 in wanted else ("out",))
+            given = parameters(x, more, FORWARD if 1 in wanted else FORWARD[:1])
             plan = decode.choose(x, target)
             if plan is not None:
                 source, parts = Source(x, plan.lanes), decode.parts_of(x, target)
@@ -103,7 +103,7 @@ class VectorAttention(AttentionFamily):
             plan, bodies = score_tiles.choose(x, target, backward=True), []
             for numbers, kind in zip(({0}, {1, 2}), score_tiles.BACKWARD):
                 if wanted & numbers:
-                    given = backward_parameters(x, more, kind.results)
+                    given = parameters(x, more, kind.results)
                     own = f"{name}_{kind.side}"
                     bodies.append(kind(Source(x, plan.lanes), given, plan, own).build())
             return bodies

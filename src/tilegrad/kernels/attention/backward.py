@@ -32,7 +32,7 @@ from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of, size_of
 from .holes import Holes
 from .plan import OWN, REGISTERS, ROWS, BackwardPlan, backward_why_not, columns_of
-from .shape import AttentionShape, backward_parameters, memories, refuse, swizzled
+from .shape import GRADIENTS, AttentionShape, memories, parameters, refuse, swizzled
 from .softmax import and_masks, clamped, first_of, line, times
 from .tile_order import block_at, block_count, corner
 
@@ -43,9 +43,9 @@ def attention_backward(
     more: Sequence[Memory] = (),
     name: str = "attention_backward",
 ) -> list[Body]:
-    """All launches; parameters as `backward_parameters` names them, and `sums` between launches."""
+    """All launches; parameters as `parameters` names them, and `sums` between launches."""
     refuse("kernels.attention.backward", backward_why_not(x, plan), plan, x)
-    given = dict(backward_parameters(x, more))
+    given = dict(parameters(x, more, GRADIENTS))
     given["sums"] = Memory(sums_shape(x, plan), float32, use="state")
 
     def body(side: str, *gives: str) -> Body:
@@ -121,13 +121,12 @@ class BackwardBody:
         self.with_changes = "dv" not in gives or "dk" in gives  # ds, and a product with it
         self.columns = plan.queries if self.of_keys else plan.keys
         self.stages = plan.query_stages if self.of_keys else plan.key_stages
-        self.heads, self.group = (x.key_heads, x.group) if self.of_keys else (x.heads, 1)
+        tokens, self.heads, self.group = x.side(self.of_keys)
         wide = columns_of(x, plan)
         self.pieces = (2 if self.fast and wide[0] == 128 else 1, 1)  # columns of places, apart
         self.wide = (wide[0] // self.pieces[0], wide[1])
         self.packed = "query_starts" in x.extras
         self.data_says = self.packed or "key_lengths" in x.extras  # how many tokens there are
-        tokens = x.keys if self.of_keys else x.queries
         self.blocks = block_count(tokens, ROWS, self.memory, self.packed)
 
     def build(self) -> Body:

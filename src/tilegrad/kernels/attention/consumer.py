@@ -236,21 +236,17 @@ class Consumer:
 
     def write_out(self, result: Any) -> None:
         """Results on their way out, piece by piece."""
-        k, plan, holes = self.k, self.plan, self.work.holes
-        wide, pieces = plan.staged or k.value_width, plan.together if plan.staged else 1
-        through = k.staged[self.own] if plan.staged else k.ring["q"][self.stage]
-        staged = [through[i if plan.staged else self.own] for i in range(pieces)]
-        for first in range(0, k.value_width, wide * pieces):
-            if plan.staged:
+        k, staged = self.k, self.plan.staged
+        place = k.staged[self.own] if staged else k.ring["q"][self.stage, self.own]
+        wide = place.shape[1]
+        for start in range(0, k.value_width, wide):
+            if staged:
                 tile.wait_copies(0)
-            starts = range(first, first + wide * pieces, wide)
-            for place, start in zip(staged, starts):
-                tile.write(place, result[:, start : start + wide])
+            tile.write(place, result[:, start : start + wide])
             tile.fence("async")
             tile.named_sync(k.halves + self.own, 128)
-            for place, start in zip(staged, starts):
-                tile.copy_store(holes.tokens("out", self.row, place.shape, start), place)
+            tile.copy_store(self.work.holes.tokens("out", self.row, place.shape, start), place)
             tile.commit_copies()
-        if not plan.staged:
+        if not staged:
             tile.wait_copies(0)
             self.queries.empty.arrive(self.stage)

@@ -90,7 +90,7 @@ class WideAttention:
             "v": swizzled(dtype, plan.stages, self.pieces, keys, self.value_width),
         }
         if plan.staged:
-            self.staged = swizzled(dtype, halves, plan.together, 64, plan.staged)
+            self.staged = swizzled(dtype, halves, 64, plan.staged)
         self.pipes = {n: tile.pipeline(n, r.shape[0], halves) for n, r in self.ring.items()}
 
     def bring(self, name: str, work: Work, turn: Any, token: Any) -> None:

@@ -36,8 +36,8 @@ class Holes:
     turned: bool = False
     query_start: Any = 0  # the token of query 0, of sequences that lie one after another
     key_start: Any = 0
-    lanes: int = LANES  # columns that are compared at once; 0 for all
-    exact: bool = False  # a true tanh; bias and mask are read as they lie
+    # columns that are compared at once; 0: all, on vectors (a true tanh, bias and mask as they lie)
+    lanes: int = LANES
 
     @property
     def unit(self) -> float:
@@ -84,7 +84,7 @@ class Holes:
         if not self.x.softcap:
             return s
         factor = self.x.scale / self.x.softcap
-        if self.exact:
+        if not self.lanes:
             return tile.tanh(s * factor)
         # tanh(y) = 1 - 2 / (e**(2 y) + 1), off by 2**-22 or so
         inverse = tile.quick_reciprocal(tile.quick_exp2(s * (2 * factor * LOG2_E)) + 1.0)
@@ -197,7 +197,7 @@ class Holes:
         whole = [isinstance(size, int) and size == 1 for size in memory.type.shape]
         starts = (self.batch, self.head, row + self.query_start, key + self.key_start)
         index = [0 if one else at for one, at in zip(whole, starts)]
-        turns = self.turned and not self.exact
+        turns = self.turned and self.lanes > 0
         last_axes = (3, 2) if turns else (2, 3)
         axes = tuple(a for a in last_axes if not whole[a])
         given = shape[::-1] if turns is not self.turned else shape
@@ -208,7 +208,7 @@ class Holes:
         if tracer().trusts:  # else the language finds the ends
             for number, (axis, size) in enumerate(zip(axes, sizes)):
                 left = index_of(memory.type.shape[axis]) - index[axis]
-                if self.exact and tile.most(size - left) <= 0:
+                if not self.lanes and tile.most(size - left) <= 0:
                     continue
                 one = first_of(size, left)
                 mask = and_masks(mask, one[:, None] if number + 1 < len(axes) else one)

@@ -16,7 +16,7 @@ from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from .holes import Holes
-from .shape import AttentionShape, backward_parameters, memories, parameters
+from .shape import AttentionShape, memories, parameters
 from .softmax import LN2
 from .tile_order import bounded
 
@@ -26,10 +26,10 @@ ROWS = 64  # tokens of a program
 def outside(x: AttentionShape, more: Sequence[Memory], results: Sequence[str], name: str) -> Body:
     """The Body for (out, lse), (dq,) or (dk, dv), which another launch writes too; `more` are the
     types of the extras."""
-    named, of_keys = parameters if "out" in results else backward_parameters, "dk" in results
+    of_keys = "dk" in results
     starts = "key_starts" if of_keys else "query_starts"
-    tokens, heads, group = (x.keys, x.key_heads, x.group) if of_keys else (x.queries, x.heads, 1)
-    given = dict(named(x, more, results))
+    tokens, heads, group = x.side(of_keys)
+    given = dict(parameters(x, more, results))
     written = [(result, replace(given[result], use="state")) for result in results]
     b = BodyBuilder(name, [(n, given[n]) for n in (starts, "sinks") if n in given] + written)
     grid = ceil_divide(tokens, ROWS), heads

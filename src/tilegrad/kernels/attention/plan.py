@@ -43,8 +43,7 @@ class AttentionPlan:
     stages: int = 2  # of keys and of values
     programs: int = 132
     query_stages: int = 1
-    staged: int = 64  # columns of a piece of the result on its way out; 0: where queries lay
-    together: int = 1  # pieces that are staged at once
+    staged: int = 64  # columns of the result on their way out at once; 0: all, where queries lay
     late: bool = False  # sums shrink after the next scores are issued, not before
     chained: bool = False  # a tile's first scores are multiplied beside the last values before
     narrow: bool = False  # of a tile's last block only the keys that a consumer's queries see
@@ -62,7 +61,7 @@ def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
     rows, keys = plan.tile
     width, value_width = padded(x.width), padded(x.value_width)
     elements = plan.query_stages * rows * width + plan.stages * keys * (width + value_width)
-    elements += rows * plan.together * plan.staged
+    elements += rows * plan.staged
     return elements * x.dtype.size + 16 * (plan.query_stages + 2 * plan.stages)
 
 
@@ -75,7 +74,7 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
         return why
     (rows, keys), value_width = plan.tile, padded(x.value_width)
     apart = not plan.staged and value_width != padded(x.width)
-    rest = value_width % (plan.staged * plan.together) if plan.staged else 0
+    rest = plan.staged and value_width % plan.staged
     return first_wrong(
         (rows % 64 != 0 or rows // 64 not in REGISTERS, "1 to 3 consumers have 64 rows each"),
         (keys % 16 != 0 or not 16 <= keys <= 256, "a block has up to 256 keys, in sixteens"),
@@ -109,12 +108,10 @@ def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
 
 def fitted(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan | None:
     """The Plan with as much of shared memory put to use as there is; None if it does not fit."""
-    value_width = padded(x.value_width)
-    piece = next(p for p in (64, 32, 16) if value_width % p == 0)
-    every = value_width // piece
-    for query_stages, pieces in ((2, every), (2, 1), (1, every), (1, 1), (1, 0)):
-        staged = piece if pieces else 0
-        found = replace(plan, query_stages=query_stages, staged=staged, together=max(1, pieces))
+    every = padded(x.value_width)
+    piece = next(p for p in (64, 32, 16) if every % p == 0)
+    for query_stages, staged in ((2, every), (2, piece), (1, every), (1, piece), (1, 0)):
+        found = replace(plan, query_stages=query_stages, staged=staged)
         if not why_not(x, found):
             return found
     return None

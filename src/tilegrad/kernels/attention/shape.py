@@ -21,6 +21,7 @@ from ...tile.build import BodyBuilder
 
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")
 ROWS = ("lse", "delta")  # what there is one of for each query
+FORWARD, GRADIENTS = ("out", "lse"), ("dq", "dk", "dv")  # results
 STARTS = ("query_starts", "key_starts")  # extras of sequences that lie one after another
 Band = tuple[Size | None, Size | None]
 
@@ -55,6 +56,12 @@ class AttentionShape:
         """The dtype of log-sum-exps and of sums."""
         return float64 if self.dtype is float64 else float32
 
+    def side(self, of_keys: bool) -> tuple[Size, int, int]:
+        """Tokens, heads and query heads that share one of these: of keys, or of queries."""
+        if of_keys:
+            return self.keys, self.key_heads, self.group
+        return self.queries, self.heads, 1
+
     def order(self, name: str) -> str:
         """The axes of q, k, v, out or of a gradient, as they lie."""
         return self.orders[("q", "k", "v", "out").index(name.removeprefix("d"))]
@@ -69,8 +76,7 @@ class AttentionShape:
         if name in ROWS:
             return (self.batch, self.heads, self.queries)
         name = name.removeprefix("d")
-        tokens = self.keys if name in "kv" else self.queries
-        heads = self.key_heads if name in "kv" else self.heads
+        tokens, heads, _ = self.side(name in "kv")
         width = self.value_width if name in ("v", "out") else self.width
         return self.lying(name, self.batch, heads, tokens, width)
 
@@ -116,24 +122,18 @@ def unit_why_not(x: AttentionShape, forward: bool = True) -> str:
 Parameters = list[tuple[str, Memory]]
 
 
-def _named(x: AttentionShape, names: Sequence[str], use: str = "value") -> Parameters:
-    dtypes = [x.sum_dtype if name in ROWS else x.dtype for name in names]
-    return [(n, Memory(x.sizes(n), dtype, use=use)) for n, dtype in zip(names, dtypes)]
-
-
 def parameters(
-    x: AttentionShape, more: Sequence[Memory] = (), results: Sequence[str] = ("out", "lse")
+    x: AttentionShape, more: Sequence[Memory] = (), results: Sequence[str] = FORWARD
 ) -> Parameters:
-    """Names and types of a forward kernel's parameters: q, k, v, the extras, results."""
-    return [*_named(x, "qkv"), *zip(x.extras, more), *_named(x, results, "result")]
+    """Names and types of a kernel's parameters: q, k, v (for gradients also dout, lse and delta),
+    the extras, results."""
 
+    def named(names: Sequence[str], use: str) -> Parameters:
+        dtypes = [x.sum_dtype if name in ROWS else x.dtype for name in names]
+        return [(n, Memory(x.sizes(n), dtype, use=use)) for n, dtype in zip(names, dtypes)]
 
-def backward_parameters(
-    x: AttentionShape, more: Sequence[Memory] = (), results: Sequence[str] = ("dq", "dk", "dv")
-) -> Parameters:
-    """q, k, v, dout, lse, delta, the extras; then gradients."""
-    given = _named(x, ("q", "k", "v", "dout", *ROWS))
-    return [*given, *zip(x.extras, more), *_named(x, results, "result")]
+    given = ("q", "k", "v") if "out" in results else ("q", "k", "v", "dout", *ROWS)
+    return [*named(given, "value"), *zip(x.extras, more), *named(results, "result")]
 
 
 def swizzled(dtype: DType, *shape: int) -> Any:

@@ -80,7 +80,7 @@ class Source:
     def holes(self, head: Any, turned: bool = False) -> Holes:
         """What stands in the holes for a head."""
         starts = (self.query_start, self.key_start)
-        return Holes(self.x, self.memory, self.batch, head, turned, *starts, lanes=0, exact=True)
+        return Holes(self.x, self.memory, self.batch, head, turned, *starts, lanes=0)
 
     # ---- tokens ---------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def paged_attention_portable(*, x: AttentionShape, window: int, **given: Any) ->
     group = heads // key_heads
     out = tile.result((tokens, heads, value_width), q.dtype, fill="none")  # all is written
     token, head = tile.grid(tokens, key_heads)
-    holes = Holes(x, {}, 0, 0, exact=True)
+    holes = Holes(x, {}, 0, 0, lanes=0)
     rows, block = padded(group), padded(page)
     request, seen = request_of(token, given["lengths"], given["query_starts"])
     first = tile.full((), 0, int32)

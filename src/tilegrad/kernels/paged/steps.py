@@ -81,7 +81,7 @@ class Steps:
         self.memory = memories(b)
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))
         self.cache = (self.memory["keys"], self.memory["values"])
-        self.holes = Holes(attention_of(x), {}, 0, 0, exact=True)
+        self.holes = Holes(attention_of(x), {}, 0, 0, lanes=0)
         # float16 holds the floats of 8 bits exactly, and one instruction makes two of them
         self.operand = float16 if x.scaled else x.dtype
         # few rows leave registers for values that are widened while keys are multiplied
