@@ -16,7 +16,7 @@ from ...ir.symbol import Size, combine, high, low, maximum, minimum
 from ...tile.callee import KernelCallee
 from .cpu_decode import Decode
 from .cpu_many import many as many_bodies
-from .cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
+from .cpu_parts import ROWS, STEP, pack, parts
 from .cpu_prefill import prefill, unit_of
 from .cpu_take import take
 from .shape import NOTHING, Around, QuantisedShape
@@ -29,7 +29,7 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
     """Why no kernel takes this; '' where one does."""
     if shape.columns % STEP or not shape.columns or not shape.rows:
         return f"columns are a multiple of {STEP}"
-    return shape.why_not(LAYOUTS, ROWS)
+    return shape.why_not(ROWS)
 
 
 def many(form: Format, rows: int, dtype: DType, target: Target) -> int:

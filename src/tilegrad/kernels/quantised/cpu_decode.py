@@ -29,10 +29,10 @@ from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .cpu_parts import QUADS, ROWS, STEP, layout_of, parts
+from .cpu_parts import QUADS, ROWS, STEP, parts
 from .cpu_tokens import Line
 from .shape import NOTHING, Around, QuantisedShape, parameters
-from .words import doubled, gate, masked, shifted
+from .words import doubled, gate, moved
 
 ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
@@ -64,7 +64,7 @@ class Weights:
 
     def __init__(self, shape: QuantisedShape, memory: dict[str, Any], signed: bool = False) -> None:
         self.shape, self.memory = shape, memory
-        self.layout = layout_of(shape.format)
+        self.layout = shape.layout
         self.turned = signed and max(self.layout.planes) == 8
         if self.turned:  # codes with sign are what they stand for
             self.layout = replace(self.layout, centre=self.layout.centre - 128)
@@ -76,7 +76,7 @@ class Weights:
 
     def near(self, block: Any, step: Any, ahead: int) -> None:
         """Ask for the codes of a later step; rows of blocks follow one another in memory."""
-        for v in range(self.layout.vectors):
+        for v in range(sum(self.layout.planes)):
             tile.prefetch(self.memory["codes"], (block, step + ahead, v, 0))
 
     def quads(self, block: Any, step: Any) -> list[Any]:
@@ -100,26 +100,21 @@ class Weights:
         each = STEP // self.layout.group
         for group in (step * each + g for g in range(each)):
             scale = self.scale(block, step, group)
-            least = self.scale(block, step, group, "minimum") if self.layout.minimum else None
+            least = self.scale(block, step, group, "minimum") if self.layout.least else None
             yield group, scale, least
 
     def scale(self, block: Any, step: Any, group: Any, name: str = "scale") -> Any:
         """Scale (or minimum) of a group of 16 rows, in float32."""
         layout = self.layout
-        at = step * STEP // layout.span if layout.span != STEP else step
+        at = step * STEP // self.shape.format.block if layout.two_levels else step
         found = self.line(name, block, at).to(float32)
-        if layout.zero and name == "minimum":
+        if layout.least == "zero" and name == "minimum":
             return -(found * self.line("scale", block, at).to(float32))
-        if layout.small is None:
+        if not layout.two_levels:
             return found
         small = self.line("scales" if name == "scale" else "minima", block, group)
         found = found * small.to(int32).to(float32)
         return found if name == "scale" else -found
-
-
-def moved(words: Any, bits: int, right: int, left: int) -> Any:
-    """Bits of each byte from `right` (+ left) on, moved to `left`."""
-    return words if bits == 8 else masked(shifted(words, right), ((1 << bits) - 1) << left)
 
 
 def grouped(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[str, Memory]]:
@@ -177,7 +172,7 @@ class Decode(Writer):
         around: Around = NOTHING,
         split: bool = False,
     ) -> None:
-        self.line = Line(shape.columns, layout_of(shape.format))
+        self.line = Line(shape.columns, shape.layout)
         given = grouped(shape, around)
         if split:
             given[0] = ("split", self.line.memory(shape.tokens, "value"))
@@ -329,7 +324,7 @@ class Decode(Writer):
     ) -> list[Any]:
         """Sums after one more step."""
         ahead = NEAR if self.target.multiplies_by_lane else AHEAD
-        self.weights.near(block, step, ceil_divide(ahead, 64 * self.layout.vectors))
+        self.weights.near(block, step, ceil_divide(ahead, 64 * sum(self.layout.planes)))
         found: list[Any] = []
         for first in pieces:
             self.weights.first, self.weights.rows = first, self.rows_at_once

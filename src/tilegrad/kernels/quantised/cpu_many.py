@@ -17,7 +17,7 @@ from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high
 from ...tile.build import Body
 from .cpu_decode import ALL_SIGNS, Decode, Weights, Writer
-from .cpu_parts import QUADS, ROWS, STEP, layout_of
+from .cpu_parts import QUADS, ROWS, STEP
 from .cpu_tokens import Line
 from .shape import QuantisedShape, parameters
 
@@ -41,7 +41,7 @@ class Panel(Weights):
         """Scratch for it."""
         columns, layout = self.shape.columns, self.layout
         self.memory["codes"] = tile.scratch((columns // 4, ROWS), int32)
-        for name in ("scale", "minimum") if layout.minimum else ("scale",):
+        for name in ("scale", "minimum") if layout.least else ("scale",):
             self.memory[name] = tile.scratch((columns // layout.group, ROWS))
 
     @tile.function
@@ -75,7 +75,7 @@ class Take(Writer):
 
     def __init__(self, shape: QuantisedShape, target: Target) -> None:
         x, *_ = parameters(shape, ())
-        line = Line(shape.columns, layout_of(shape.format))
+        line = Line(shape.columns, shape.layout)
         given = [x, ("split", line.memory(shape.tokens, "result"))]
         super().__init__(shape, target, given, "quantised_split")
         self.line, self.programs = line, ceil_divide(shape.tokens, TAKEN_TOKENS)

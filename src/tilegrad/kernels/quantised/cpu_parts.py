@@ -7,106 +7,60 @@ sign, `centre` above their value, as planes of 8, 4, 2 or 1 bits: in a plane of 
 shares vector j % 4 with quad j + 4, which has the upper half of the bytes, and so on. That is how
 files of Q4_0, Q4_1, Q5_0 and Q5_1 order nibbles anyway: only rows are interleaved.
 
-A value is scale * (code - centre) + minimum for each group of 16 or 32 columns, or
-scale * (code - zero). Formats of 256
-columns keep their two levels: `scale` and `minimum` for 256, whole numbers `scales` and `minima`
-for a group. Invariant: nothing is rounded; a Format's bytes grow by less than a fifth.
+Formats of two levels have `scale` and `minimum` for 256 columns, and whole numbers `scales` and
+`minima` for a group. Invariant: nothing is rounded; a Format's bytes grow by less than a fifth.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
-from ...core.dtype import DType, float16, float32, int8, int32, uint8
+from ...core.dtype import float16, float32, int8, int32, uint8
 from ...core.format import NUMPY, Format
 from ...ir.symbol import round_up
+from .layout import Array, Layout, joined
 from .shape import Part, QuantisedShape
 
-Array = np.ndarray[Any, Any]
 ROWS = 16  # of a block
 STEP = 32  # columns
 QUADS = STEP // 4
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What the parts of a Format are."""
-
-    planes: tuple[int, ...]  # bits of each plane, the lowest bits first
-    centre: int = 0
-    minimum: bool = False
-    group: int = 32
-    span: int = 32  # columns that share an entry of `scale`
-    scale: DType = float16
-    small: DType | None = None  # of `scales`, where there are two levels
-    zero: bool = False  # `minimum` holds what codes stand above 0, in scales
-    doubled: bool = False  # codes stand for twice a float of 4 bits (E2M1)
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of 16 words that hold the codes of a step."""
-        return sum(self.planes)
-
-
-LAYOUTS: dict[str, Layout] = {
-    "Q4_0": Layout((4,), 8),
-    "Q4_1": Layout((4,), minimum=True),
-    "Q4_Z": Layout((4,), minimum=True, zero=True),
-    "Q5_0": Layout((4, 1), 16),
-    "Q5_1": Layout((4, 1), minimum=True),
-    "Q8_0": Layout((8,), 128),
-    "Q2_K": Layout((2,), 0, True, 16, 256, small=uint8),
-    "Q3_K": Layout((2, 1), 4, False, 16, 256, small=int8),
-    "Q4_K": Layout((4,), 0, True, 32, 256, small=uint8),
-    "Q5_K": Layout((4, 1), 0, True, 32, 256, small=uint8),
-    "Q6_K": Layout((4, 2), 32, False, 16, 256, small=int8),
-    "MXFP4": Layout((4,), 12, scale=float32, doubled=True),
-}
-
-
-def layout_of(form: Format) -> Layout:
-    """The layout of a Format."""
-    return LAYOUTS[form.name]
-
-
 def parts(shape: QuantisedShape) -> list[Part]:
     """Names, shapes and dtypes of the parts, in order."""
-    layout = layout_of(shape.format)
-    blocks, columns = round_up(shape.rows, ROWS) // ROWS, shape.columns
+    layout, blocks = shape.layout, round_up(shape.rows, ROWS) // ROWS
     found: list[Part] = [
-        ("codes", (blocks, columns // STEP, layout.vectors, ROWS), int32),
-        ("scale", (blocks, columns // layout.span, ROWS), layout.scale),
+        ("codes", (blocks, shape.columns // STEP, sum(layout.planes), ROWS), int32)
     ]
-    if layout.minimum:
-        found.append(("minimum", (blocks, columns // layout.span, ROWS), layout.scale))
-    if layout.small is not None:
-        found.append(("scales", (blocks, columns // layout.group, ROWS), layout.small))
-        if layout.minimum:
-            found.append(("minima", (blocks, columns // layout.group, ROWS), layout.small))
+    levels = [(shape.format.block, float32 if layout.doubled else float16)]
+    if layout.two_levels:
+        levels.append((layout.group, uint8 if layout.least else int8))
+    for (columns, dtype), names in zip(levels, (("scale", "minimum"), ("scales", "minima"))):
+        for name in names if layout.least else names[:1]:
+            found.append((name, (blocks, shape.columns // columns, ROWS), dtype))
     return found
 
 
 def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
     """Bytes (n, row bytes) of the Format as the parts of n rows; rows are added as zeros."""
-    form, layout = shape.format, layout_of(shape.format)
+    form, layout = shape.format, shape.layout
     assert form.scales is not None
     more = -len(raw) % ROWS
     if more:
         raw = np.concatenate([raw, np.zeros((more, raw.shape[1]), np.uint8)])
     fields = form.split(raw)  # (n, file's blocks, count)
-    scale = form.scales(NUMPY, fields)[0] if layout.doubled else fields["scale"]
-    found = {"codes": _across(_words(form, layout, fields), 2), "scale": _across(scale, 1)}
-    if layout.minimum:
-        found["minimum"] = _across(fields["zero" if layout.zero else "minimum"], 1)
-    if layout.small is not None:
-        scales, minima = form.whole_scales(fields)
-        found["scales"] = _across(scales.astype(layout.small.numpy), 1)
+    found = {"scale": form.scales(NUMPY, fields)[0] if layout.doubled else fields["scale"]}
+    if layout.least:
+        found["minimum"] = fields[layout.least]
+    if layout.two_levels:
+        found["scales"], minima = form.whole_scales(fields)
         if minima is not None:
-            found["minima"] = _across((-minima).astype(layout.small.numpy), 1)
-    return found
+            found["minima"] = -minima
+    codes = _across(_words(form, layout, fields), 2)
+    (_, *others) = parts(shape)
+    return {"codes": codes} | {
+        name: _across(found[name].astype(dtype.numpy, copy=False), 1) for name, _, dtype in others
+    }
 
 
 def _across(x: Array, keep: int) -> Array:
@@ -126,13 +80,9 @@ def _words(form: Format, layout: Layout, fields: dict[str, Array]) -> Array:
     codes = codes.reshape(len(codes), -1, QUADS, 4)  # (n, steps, quads, columns)
     found, low = [], 0
     for bits in layout.planes:
-        plane = (codes >> np.uint8(low)) & np.uint8((1 << bits) - 1)
         each = 8 // bits  # quads of a vector
-        plane = plane.reshape(*plane.shape[:2], each, QUADS // each, 4)
-        joined = plane[:, :, 0].copy()
-        for place in range(1, each):
-            joined |= plane[:, :, place] << np.uint8(place * bits)
-        found.append(joined)
+        plane = (codes >> np.uint8(low)).reshape(*codes.shape[:2], each, QUADS // each, 4)
+        found.append(joined(plane.swapaxes(2, 3), bits))
         low += bits
     return _whole(np.concatenate(found, axis=2))[..., 0]
 

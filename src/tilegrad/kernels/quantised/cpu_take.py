@@ -14,10 +14,10 @@ from ...core.dtype import float32, int32
 from ...core.target import Target
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .cpu_decode import Weights, moved
+from .cpu_decode import Weights
 from .cpu_parts import QUADS, ROWS, STEP, parts
 from .shape import QuantisedShape, constants
-from .words import doubled, shifted
+from .words import doubled, moved, shifted
 
 
 class Lane(Weights):

@@ -17,7 +17,8 @@ from ...core.config import config
 from ...core.dtype import float32, int8, int32
 from ...ir.symbol import Size, round_up
 from ...ir.types import Memory
-from .cpu_parts import STEP, Layout
+from .cpu_parts import STEP
+from .layout import Layout
 
 LIMITS = (127, 32639)  # the largest that one signed byte holds, and two: 127 * 256 + 127
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count whole numbers
@@ -38,7 +39,7 @@ class Line:
         self.scales = self.depth * self.columns // 4
         self.aboves = self.scales + self.columns // STEP
         self.sums = self.aboves + (groups if self.layout.centre else 0)
-        self.width = round_up(self.sums + (groups if self.layout.minimum else 0), 16)
+        self.width = round_up(self.sums + (groups if self.layout.least else 0), 16)
 
     def memory(self, tokens: Size, use: str) -> Memory:
         """Lines of tokens as a parameter."""
@@ -67,13 +68,13 @@ class Line:
         """Sums of the groups of a step, of the whole numbers: what a token was rounded by then
         counts as much as the values of weights, and not as much as their codes."""
         size = self.layout.group
-        if not (self.layout.centre or self.layout.minimum):
+        if not (self.layout.centre or self.layout.least):
             return
         at, groups = step * (STEP // size), STEP // size
         total = tile.sum(tile.reshape(whole, (groups, size)), 1)  # (groups,)
         if self.layout.centre:
             tile.store(lines, (row, self.aboves + at), total * -self.layout.centre)
-        if self.layout.minimum:
+        if self.layout.least:
             value = tile.bitcast(total.to(float32) * scale, int32)
             tile.store(lines, (row, self.sums + at), value)
 

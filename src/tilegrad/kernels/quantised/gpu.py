@@ -21,12 +21,13 @@ from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from . import gpu_packed, gpu_warps
-from .gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
+from .gpu_layout import ROWS, groups_of, pack, parts
 from .gpu_matrix import MatrixPlan, many_tokens
 from .gpu_packed import PackedMatmul, PackedPlan
 from .gpu_rows import RowsKernel, RowsPlan, shared_bytes
 from .gpu_take import take, unpack
 from .gpu_warps import WarpsKernel, WarpsPlan
+from .layout import LAYOUTS
 from .shape import NOTHING, Around, QuantisedShape
 
 Plan = RowsPlan | WarpsPlan | MatrixPlan | PackedPlan
@@ -46,19 +47,17 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
     """Why no kernel takes this; '' where one does."""
     if not shape.columns or not shape.rows or high(shape.tokens) < 1:
         return "there is nothing to multiply"
-    return shape.why_not(LAYOUTS, ROWS)
+    return shape.why_not(ROWS)
 
 
 def is_heavy(shape: QuantisedShape) -> bool:
     """Whether codes take many registers to take apart."""
-    x = layout_of(shape)
-    return bool(x.more) or x.scales == "power"
+    return len(shape.layout.planes) > 1 or shape.layout.doubled
 
 
 def rows_plan(shape: QuantisedShape) -> RowsPlan:
     """The Plan for few tokens: enough bytes asked for at once, and registers for them."""
-    groups, tokens, x = groups_of(shape), high(shape.tokens), layout_of(shape)
-    heavy = is_heavy(shape)
+    groups, tokens, heavy = groups_of(shape), high(shape.tokens), is_heavy(shape)
     if groups <= 32:
         return RowsPlan(16, 2, 32)
     if tokens == 1 and groups <= 128:
@@ -67,7 +66,7 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
         return RowsPlan(16, 8, 64, stages=2) if heavy else RowsPlan(8, 8, 256, resident=2)
     if groups <= 128:
         return RowsPlan(16, 8, 64, together=2, stages=2, resident=2)
-    stages = 1 if heavy or x.codes == "bytes" else 2
+    stages = 1 if heavy or shape.layout.planes == (8,) else 2
     return RowsPlan(32, 16, 64, together=2, stages=stages, resident=1)
 
 

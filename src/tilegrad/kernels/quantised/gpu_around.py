@@ -16,7 +16,7 @@ from ...core.dtype import float32
 from ...core.errors import InternalError
 from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body, BodyBuilder
-from .gpu_layout import ROWS, Groups, groups_of, layout_of, parts
+from .gpu_layout import ROWS, Groups, groups_of, parts
 from .shape import Around, QuantisedShape, parameters
 from .words import gate, there
 
@@ -39,7 +39,7 @@ class AroundKernel:
 
     def __init__(self, shape: QuantisedShape, plan: AroundPlan, name: str, around: Around) -> None:
         self.shape, self.plan, self.around = shape, plan, around
-        self.layout, self.groups = layout_of(shape), groups_of(shape)
+        self.layout, self.groups = shape.layout, groups_of(shape)
         self.sides = 2 if around.gated else 1
         self.each = plan.rows // self.sides  # rows of a side in a program
         self.results = sum(around.results(shape))

@@ -2,9 +2,9 @@
 
 A *group* is 32 neighbouring elements of a row. A thread reads the codes of a group 16 bytes at a
 time, and lanes of a warp read neighbouring groups, so what one Format keeps together in a block
-lies here in arrays of their own, the *parts*. Codes are unsigned: `offset` is taken off a whole
-group at a time. They leave `words` as bytes, four to an int32, in the order `order` says, ready
-for byte products.
+lies here in arrays of their own, the *parts*. Codes leave `words` as bytes, four to an int32, in
+the order that `order` says, ready for byte products; their centre is taken off a whole group at a
+time.
 
 | part    | shape              | holds                                                         |
 |---------|--------------------|---------------------------------------------------------------|
@@ -19,91 +19,49 @@ for byte products.
 
 Rows are padded to ROWS and groups to STEP with scales of 0. Bits for a weight: those of the file,
 but Q4_K and Q5_K an eighth more (scales of 6 bits take 8), Q3_K likewise.
-Invariant: `codes - offset`, scales and minima are those of the Format, exactly.
+Invariant: `codes - centre`, scales and minima are those of the Format, exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ... import tile
-from ...core.dtype import DType, float16, float32, int32, uint8, uint16
+from ...core.dtype import float16, float32, int32, uint8, uint16
 from ...core.format import NUMPY
 from ...ir.symbol import ceil_divide, round_up
+from .layout import Array, Layout, joined
 from .shape import Part, QuantisedShape
-from .words import doubled, masked, shifted, there
+from .words import doubled, moved, shifted, there
 
 ROWS = 16  # rows are padded to a multiple of this
 GROUP = 32
 STEP = 32  # groups of a row are padded to a multiple of this
+MORE = {1: "bits", 2: "pairs"}  # the part of a plane above the codes, by its bits
 BLOCK = 8  # groups that share what `scales` holds, where there are small ones
 MAGIC = 0x4B000000  # the bits of 2 ** 23: a byte below makes that number more
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values
-Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How one Format is kept."""
-
-    codes: str  # 'nibbles', 'bytes' or 'pairs'
-    offset: int  # that codes are above the Format's
-    more: str = ""  # 'pairs' or 'bits': what lies above the codes
-    scales: str = "one"  # a key of SCALES
-    small: str = ""  # 'two' (scale, minimum), 'halves' (a scale each) or 'digits' (both each)
-
-    @property
-    def halves(self) -> int:
-        """How many scales a group has."""
-        return 2 if self.small in ("halves", "digits") else 1
-
-    @property
-    def words(self) -> int:
-        """Words of codes that lie side by side."""
-        return 2 if self.codes == "pairs" else 4
-
-    @property
-    def planes(self) -> int:
-        """Planes that codes lie in."""
-        return 2 if self.codes == "bytes" else 1
-
-    def order(self, word: int) -> tuple[int, ...]:
-        """The elements of a group whose codes are the bytes of a word."""
-        if self.codes == "nibbles":
-            return tuple(8 * (word // 2) + 2 * (word % 2) + i for i in (0, 4, 1, 5))
-        return tuple(4 * word + i for i in range(4))
+def order(x: Layout, word: int) -> tuple[int, ...]:
+    """The elements of a group whose codes are the bytes of a word."""
+    if x.planes[0] == 4:
+        return tuple(8 * (word // 2) + 2 * (word % 2) + i for i in (0, 4, 1, 5))
+    return tuple(4 * word + i for i in range(4))
 
 
-# (its dtype, Fields of 16 bits that it holds, the first in the low half)
-SCALES: dict[str, tuple[DType, tuple[str, ...]]] = {
-    "one": (float16, ("scale",)),
-    "two": (int32, ("scale", "minimum")),
-    "zero": (int32, ("scale", "zero")),
-    "power": (uint8, ()),
-}
-LAYOUTS = {
-    "Q4_0": Layout("nibbles", 8),
-    "Q4_1": Layout("nibbles", 0, scales="two"),
-    "Q4_Z": Layout("nibbles", 0, scales="zero"),
-    "Q5_0": Layout("nibbles", 16, "bits"),
-    "Q5_1": Layout("nibbles", 0, "bits", "two"),
-    "Q8_0": Layout("bytes", 128),
-    "Q2_K": Layout("pairs", 0, "", "two", "digits"),
-    "Q3_K": Layout("pairs", 4, "bits", "one", "halves"),
-    "Q4_K": Layout("nibbles", 0, "", "two", "two"),
-    "Q5_K": Layout("nibbles", 0, "bits", "two", "two"),
-    "Q6_K": Layout("nibbles", 32, "pairs", "one", "halves"),
-    "MXFP4": Layout("nibbles", 12, scales="power"),
-}
+def halves_of(x: Layout) -> int:
+    """How many scales a group has."""
+    return GROUP // x.group
 
 
-def layout_of(shape: QuantisedShape) -> Layout:
-    """The Layout of a product's weights."""
-    return LAYOUTS[shape.format.name]
+def words_of(x: Layout) -> int:
+    """Words of codes of a group that lie side by side."""
+    return min(4, x.planes[0])
 
 
 def groups_of(shape: QuantisedShape) -> int:
@@ -113,16 +71,15 @@ def groups_of(shape: QuantisedShape) -> int:
 
 def parts(shape: QuantisedShape) -> list[Part]:
     """The parts in order."""
-    x, rows, groups = layout_of(shape), round_up(shape.rows, ROWS), groups_of(shape)
-    made: list[Part] = [("codes", (rows, x.planes, groups * x.words), int32)]
-    if x.more == "pairs":
-        made.append(("pairs", (rows, groups, 2), int32))
-    if x.more == "bits":
-        made.append(("bits", (rows, groups), int32))
-    if x.small:
+    x, rows, groups = shape.layout, round_up(shape.rows, ROWS), groups_of(shape)
+    words = words_of(x)
+    made: list[Part] = [("codes", (rows, x.planes[0] // words, groups * words), int32)]
+    for bits in x.planes[1:]:
+        made.append((MORE[bits], (rows, groups, bits) if bits > 1 else (rows, groups), int32))
+    if x.two_levels:
         made.append(("small", (rows, groups), uint16))
-    kind, _ = SCALES[x.scales]
-    made.append(("scales", (rows, groups // (BLOCK if x.small else 1)), kind))
+    kind = uint8 if x.doubled else int32 if x.least else float16
+    made.append(("scales", (rows, groups // (BLOCK if x.two_levels else 1)), kind))
     return made
 
 
@@ -137,7 +94,7 @@ def bytes_of(shape: QuantisedShape) -> int:
 def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
     """The parts of rows (n, row bytes) of the Format."""
     shape = replace(shape, rows=len(raw))
-    x, form, groups = layout_of(shape), shape.format, groups_of(shape)
+    x, form, groups = shape.layout, shape.format, groups_of(shape)
     assert form.codes is not None and form.scales is not None
     fields = form.split(raw)
     codes: Array
@@ -145,14 +102,13 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
         codes = _split(fields["nibbles"]).reshape(len(raw), -1)
     else:
         codes = form.codes(NUMPY, fields).reshape(len(raw), -1)  # int8
-        codes = _digits(codes) if x.scales == "power" else codes.view(np.uint8) + np.uint8(x.offset)
+        codes = _digits(codes) if x.doubled else codes.view(np.uint8) + np.uint8(x.centre)
     codes = _padded(codes, (len(raw), groups * GROUP)).reshape(-1, groups, GROUP)
-    made = {"codes": _codes(x, codes)}
-    if x.more:
-        above = codes >> np.uint8(2 if x.codes == "pairs" else 4)
-        ordered = above[..., [x.order(k) for k in range(8)]]  # (n, groups, 8 words, 4 bytes)
-        made[x.more] = _pairs(ordered) if x.more == "pairs" else _joined(ordered, 1)[..., 0]
-    made |= _scales(shape, x, fields, len(raw))
+    made = {"codes": _codes(x.planes[0], codes)} | _scales(shape, fields, len(raw))
+    for bits in x.planes[1:]:
+        above = codes >> np.uint8(x.planes[0])
+        words = _words(above[..., [i for k in range(8) for i in order(x, k)]], bits)
+        made[MORE[bits]] = words if bits > 1 else words[..., 0]
     for name, sizes, dtype in parts(shape):
         made[name] = _padded(made[name], sizes).astype(dtype.numpy, copy=False)
     return made
@@ -181,47 +137,42 @@ def _digits(codes: Array) -> Array:
     return table[codes.view(np.uint8)]
 
 
-def _joined(values: Array, bits: int) -> Array:
-    """Some bits of each of (..., count, 4) bytes as words (..., 1): those of the first lowest."""
-    mask, made = np.uint8((1 << bits) - 1), values[..., 0, :] & np.uint8((1 << bits) - 1)
-    for place in range(1, values.shape[-2]):
-        made |= (values[..., place, :] & mask) << np.uint8(place * bits)
-    return np.ascontiguousarray(made).view(np.int32)
+def _words(codes: Array, bits: int) -> Array:
+    """Some bits of each of (n, groups, 32) codes as words (n, groups, bits)."""
+    ordered = codes.reshape(*codes.shape[:2], bits, 8 // bits, 4)
+    return np.ascontiguousarray(joined(ordered, bits)).view(np.int32)[..., 0]
 
 
-def _pairs(ordered: Array) -> Array:
-    """Two bits of each of (n, groups, 8 words, 4 bytes), as (n, groups, 2)."""
-    return _joined(ordered.reshape(*ordered.shape[:2], 2, 4, 4), 2)[..., 0]
-
-
-def _codes(x: Layout, codes: Array) -> Array:
+def _codes(bits: int, codes: Array) -> Array:
     """The part `codes` of codes (n, groups, 32)."""
     lead = codes.shape[:2]
-    if x.codes == "nibbles":
+    if bits == 4:
         pairs = codes.view(np.uint16) & np.uint16(0x0F0F)  # two neighbours
         nibbles = pairs[..., ::2] | pairs[..., 1::2] << np.uint16(4)  # 0 2, 1 3, then 4 6, 5 7
         found = nibbles.view(np.uint8).reshape(*lead, 4, 2, 2).swapaxes(-1, -2)
         return np.ascontiguousarray(found).reshape(lead[0], 1, -1).view(np.int32)
-    if x.codes == "bytes":
+    if bits == 8:
         planes = codes.view(np.int32).reshape(*lead, 2, 4).transpose(0, 2, 1, 3)
         return planes.reshape(lead[0], 2, -1)
-    return _pairs(codes.reshape(*lead, 8, 4)).reshape(lead[0], 1, -1)
+    return _words(codes, bits).reshape(lead[0], 1, -1)
 
 
-def _scales(shape: QuantisedShape, x: Layout, fields: dict[str, Array], n: int) -> dict[str, Array]:
-    if x.scales == "power":
+def _scales(shape: QuantisedShape, fields: dict[str, Array], n: int) -> dict[str, Array]:
+    x = shape.layout
+    if x.doubled:
         return {"scales": fields["power"].reshape(n, -1)}
-    given = [fields[name].reshape(n, -1) for name in SCALES[x.scales][1]]
-    words = [np.ascontiguousarray(b, np.float16).view(np.uint16).astype(np.uint32) for b in given]
-    found = given[0] if x.scales == "one" else (words[0] | words[1] << np.uint32(16)).view(np.int32)
+    found = fields["scale"].reshape(n, -1)
+    if x.least:
+        both = np.stack([found, fields[x.least].reshape(n, -1)], axis=-1)  # the first one is low
+        found = both.view(np.int32)[..., 0]
     made = {"scales": found}
-    if x.small:
+    if x.two_levels:
         scale, minimum = shape.format.whole_scales(fields)
         scale = scale.astype(np.int16).reshape(n, -1).astype(np.uint16) & 255
         if minimum is not None:
             low = (-minimum).astype(np.uint16).reshape(n, -1)
-            scale = scale | low << np.uint16(8 if x.small == "two" else 4)
-        if x.small != "two":
+            scale = scale | low << np.uint16(8 // halves_of(x))
+        if halves_of(x) == 2:
             scale = scale[:, ::2] | scale[:, 1::2] << np.uint16(8)
         made["small"] = scale
     return made
@@ -234,10 +185,8 @@ class Groups:
     """Loads groups of some rows in a kernel and takes them apart; Tiles are (rows, groups, 1)."""
 
     def __init__(self, shape: QuantisedShape, memories: Sequence[Any]) -> None:
-        self.x = layout_of(shape)
+        self.x, self.words = shape.layout, words_of(shape.layout)
         self.memories = {name: m for (name, _, _), m in zip(parts(shape), memories)}
-        self.names = [f"codes{i}" for i in range(self.x.planes)]  # of what `load` gives
-        self.names += [name for name in self.memories if name != "codes"]
 
     def load(
         self, row: Any, group: Any, rows: int, groups: int, limit: int | None = None
@@ -247,78 +196,71 @@ class Groups:
         made = []
         for name, memory in self.memories.items():
             if name == "codes":
-                words, first = self.x.words, group * self.x.words
+                words, first = self.words, group * self.words
                 shape: tuple[int, ...] = (rows, groups * words)
                 inside = self.inside(first, shape, limit and limit * words)
-                for plane in range(self.x.planes):
+                for plane in range(memory.shape[1]):
                     found = tile.load(memory, (row, plane, first), shape, axes=(0, 2), mask=inside)
                     made.append(tile.reshape(found, (rows, groups, words)))
                 continue
-            each = BLOCK if name == "scales" and self.x.small else 1
-            two = (2,) if name == "pairs" else ()
-            first, shape = group // each, (rows, max(1, groups // each), *two)
+            each = BLOCK if name == "scales" and self.x.two_levels else 1
+            more = memory.shape[2:]
+            first, shape = group // each, (rows, max(1, groups // each), *more)
             inside = self.inside(first, shape, limit and limit // each)
-            made.append(tile.load(memory, (row, first, *(0 for _ in two)), shape, mask=inside))
+            made.append(tile.load(memory, (row, first, *(0 for _ in more)), shape, mask=inside))
         return made
 
     def inside(self, first: Any, shape: tuple[int, ...], limit: int | None) -> Any:
         """Which groups (the second axis) are below a limit; None for all."""
         return None if limit is None else there(shape, 1, first, limit)
 
-    def named(self, loaded: Sequence[Any]) -> dict[str, Any]:
-        """What `load` gave, by name; the planes of codes are numbered."""
-        return dict(zip(self.names, loaded))
+    def named(self, loaded: Sequence[Any]) -> dict[str, list[Any]]:
+        """What `load` gave, by name: of codes a Tile for each of their planes."""
+        planes = len(loaded) + 1 - len(self.memories)
+        _, *others = self.memories
+        return {"codes": list(loaded[:planes])} | {n: [x] for n, x in zip(others, loaded[planes:])}
 
-    def word(self, found: dict[str, Any], number: int) -> Any:
+    def word(self, found: dict[str, list[Any]], number: int) -> Any:
         """Four codes of a group, as bytes."""
-        x = self.x
-        if x.codes == "bytes":
-            return one(found[f"codes{number // 4}"], number % 4)
-        bits = 4 if x.codes == "nibbles" else 2  # of a code in a byte of a word
-        each, ones = 8 // bits, (1 << bits) - 1
-        low = masked(shifted(one(found["codes0"], number // each), bits * (number % each)), ones)
-        if x.scales == "power":
-            return doubled(low)
-        if x.more == "pairs":
-            high = shifted(one(found["pairs"], number // 4), 2 * (number % 4) - bits)
-            return low | masked(high, 3 << bits)
-        if x.more == "bits":
-            high = shifted(found["bits"][:, :, None], number - bits)
-            return low | masked(high, 1 << bits)
-        return low
+        total, left = None, 0
+        for tiles, bits in zip(found.values(), self.x.planes):  # those of planes come first
+            index, right = divmod(number * bits, 8)
+            plane, at = divmod(index, self.words) if left == 0 else (0, index)
+            words = tiles[plane] if bits > 1 else tiles[0][:, :, None]
+            part = moved(one(words, at), bits, right - left, left)
+            total, left = part if total is None else total | part, left + bits
+        return doubled(total) if self.x.doubled else total
 
-    def scales(self, found: dict[str, Any]) -> list[tuple[Any, Any]]:
+    def scales(self, found: dict[str, list[Any]]) -> list[tuple[Any, Any]]:
         """(scale, minimum or None) of a group, or of each of its halves."""
-        x, own = self.x, found["scales"]
-        if x.scales == "power":
+        (own,) = found["scales"]
+        if self.x.doubled:
             return [(power(own)[:, :, None], None)]
-        if x.small:
-            (rows, blocks), groups = own.shape, found["small"].shape[1]
-            own = tile.broadcast(own[:, :, None], (rows, blocks, groups // blocks))
-            own = tile.reshape(own, (rows, groups))
-        own = own[:, :, None]
-        scale, minimum = halves(own, x)
-        if not x.small:
-            return [(scale, minimum)]
-        small = found["small"][:, :, None].to(int32)
-        return [self.small(small, number, scale, minimum) for number in range(x.halves)]
+        if not self.x.two_levels:
+            return [halves(own[:, :, None], self.x)]
+        (small,), (rows, blocks) = found["small"], own.shape
+        groups = small.shape[1]
+        own = tile.broadcast(own[:, :, None], (rows, blocks, groups // blocks))
+        scale, minimum = halves(tile.reshape(own, (rows, groups))[:, :, None], self.x)
+        small = small[:, :, None].to(int32)
+        return [self.small(small, half, scale, minimum) for half in range(halves_of(self.x))]
 
     def small(self, word: Any, number: int, scale: Any, minimum: Any) -> tuple[Any, Any]:
         """The scale and minimum of a half (or of all) of a group."""
-        if self.x.small == "halves":  # signed
+        if minimum is None:  # signed
             return scale * (word << 24 - 8 * number >> 24).to(float32), None
-        width = 8 if self.x.small == "two" else 4
+        width = 8 // halves_of(self.x)
         low, high = (shifted(word, 8 * number + place) & (1 << width) - 1 for place in (0, width))
         less = minimum * high.to(float32)
         return scale * low.to(float32), -less
 
-    def codes(self, found: dict[str, Any]) -> list[Any]:
+    def codes(self, found: dict[str, list[Any]]) -> list[Any]:
         """The codes of the Format as float32, by element of a group."""
         made: dict[int, Any] = {}
-        base, less = tile.full((), MAGIC, int32), tile.full((), float(1 << 23) + self.x.offset)
+        base, less = tile.full((), MAGIC, int32), tile.full((), float(1 << 23) + self.x.centre)
         for number in range(8):
             word = self.word(found, number)
-            for i, element in enumerate(self.x.order(number)):
+            for i, element in enumerate(order(self.x, number)):
                 bits = tile.byte_permute(word, base, 0x7440 + i)
                 made[element] = tile.bitcast(bits, float32) - less
         return [made[element] for element in range(GROUP)]
@@ -348,10 +290,10 @@ def half(word: Any, number: int) -> Any:
 
 def halves(found: Any, x: Layout) -> tuple[Any, Any]:
     """(scale, minimum or None) of an entry of `scales`."""
-    if x.scales == "one":
+    if not x.least:
         return found.to(float32), None
     scale, other = half(found, 0), half(found, 1)
-    return scale, -(scale * other) if x.scales == "zero" else other
+    return scale, -(scale * other) if x.least == "zero" else other
 
 
 def power(exponent: Any) -> Any:

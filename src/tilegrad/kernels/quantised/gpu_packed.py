@@ -35,7 +35,7 @@ from ...tile.build import BodyBuilder
 from ..matmul.plan import CLUSTERS
 from ..matmul.shape import Operands, WidePlan, among, box, exchanged, first_wrong, staged_rooms
 from ..matmul.wide import WideMatmul
-from .gpu_layout import BLOCK, GROUP, bytes_of, halves, layout_of, parts
+from .gpu_layout import BLOCK, GROUP, bytes_of, halves, parts, words_of
 from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import gate, there
 
@@ -81,7 +81,7 @@ def operands_of(shape: QuantisedShape, around: Around) -> Operands:
 
 def step_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
     """Bytes that a step brings."""
-    (*_, (_, _, scales)), words = parts(shape), layout_of(shape).words
+    (*_, (_, _, scales)), words = parts(shape), words_of(shape.layout)
     of_row = DEPTH // GROUP * (4 * words + scales.size)
     return plan.tile[0] * of_row + plan.tile[1] * DEPTH * shape.dtype.size
 
@@ -91,11 +91,11 @@ def step_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
 
 def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
     """Why no Plan takes a product; '' where one does."""
-    x, sizes = layout_of(shape), around.results(shape)
+    x, sizes = shape.layout, around.results(shape)
     wrong = [
         (not target.asynchronous_units, "no matrix units that run beside the threads"),
         (shape.dtype not in POWER, "tokens of 16 bits"),
-        (x.codes != "nibbles" or x.more or x.small or x.scales == "power", "codes of 4 bits"),
+        (x.planes != (4,) or x.two_levels or x.doubled, "codes of 4 bits"),
         (around.norm is not None, "no norm: each program would compute it anew"),
         (around.gated not in ("", "silu"), f"the activation {around.gated}"),
         (around.gated and (around.bias or around.splits), "gates with more around them"),
@@ -189,7 +189,7 @@ class PackedMatmul(WideMatmul):
     plan: PackedPlan
 
     def __init__(self, shape: QuantisedShape, plan: PackedPlan, name: str, around: Around) -> None:
-        self.shape, self.around, self.layout = shape, around, layout_of(shape)
+        self.shape, self.around, self.words = shape, around, words_of(shape.layout)
         b = BodyBuilder(name, parameters(shape, parts(shape), around))
         memory = {p.attrs["name"]: p for p in b.parameters}
         self.results = [tile.memory(memory[name]) for name in around.names(shape)]
@@ -212,7 +212,7 @@ class PackedMatmul(WideMatmul):
     def operands(self) -> tuple[Any, Any]:
         """Codes and scales of 64 rows each, tokens in parts."""
         stages, (rows, wide, _) = self.plan.stages, self.plan.tile
-        lead, words = (stages, rows // 64), DEPTH // GROUP * self.layout.words
+        lead, words = (stages, rows // 64), DEPTH // GROUP * self.words
         codes = tile.shared((*lead, 64, words), int32, "swizzle128")
         self.scaled = tile.shared((*lead, 64, BLOCK), self.scales.dtype)
         if self.ways > 1:
@@ -229,7 +229,7 @@ class PackedMatmul(WideMatmul):
 
     def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Codes and scales, 64 rows a copy: gates first, then what they gate."""
-        words, groups = self.layout.words, DEPTH // GROUP
+        words, groups = self.words, DEPTH // GROUP
         group = (self.share * self.steps + step) * groups
         for number in range(self.products * self.halves):
             side, own = divmod(number, self.halves)
@@ -374,7 +374,7 @@ def numbers(
 def scales_of(found: Any, shape: QuantisedShape) -> tuple[Any, Any]:
     """Scales as pairs, and what codes less 8 are above (None for nothing)."""
     unit = float(2 ** UNIT[shape.dtype])
-    scale, minimum = halves(found, layout_of(shape))
+    scale, minimum = halves(found, shape.layout)
     if minimum is None:
         return pairs(scale * unit, shape.dtype), None
     minimum = tile.multiply_add(scale, 8.0, minimum)

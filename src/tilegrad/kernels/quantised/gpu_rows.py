@@ -28,7 +28,7 @@ from ... import tile
 from ...core.dtype import float32, int32
 from ...ir.symbol import high, round_up
 from .gpu_around import AroundKernel, AroundPlan
-from .gpu_layout import GROUP, groups_of, layout_of, one
+from .gpu_layout import GROUP, groups_of, halves_of, one, order
 from .shape import Around, QuantisedShape
 from .words import BYTES, and_masks
 
@@ -53,7 +53,7 @@ def rounded_groups(shape: QuantisedShape, plan: RowsPlan) -> int:
 def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
     """Shared memory that a program needs."""
     groups = rounded_groups(shape, plan)
-    each = groups * (72 + 4 * layout_of(shape).halves) + 4 * plan.rows * plan.groups
+    each = groups * (72 + 4 * halves_of(shape.layout)) + 4 * plan.rows * plan.groups
     return min(plan.tokens, high(shape.tokens)) * each
 
 
@@ -125,9 +125,9 @@ class RowsKernel(AroundKernel):
     def round_inputs(self) -> None:
         """x as integers, 256 * high + low, into shared memory: words of bytes in the order of
         the codes, sums of each half of a group (or of all of it), scales."""
-        groups, halves = rounded_groups(self.shape, self.plan), self.layout.halves
+        groups, halves = rounded_groups(self.shape, self.plan), halves_of(self.layout)
         # a place for everything that is written at once: threads need not meet in between
-        each = 1 if self.layout.codes == "nibbles" else 2  # planes that are written at once
+        each = 1 if self.layout.planes[0] == 4 else 2  # planes that are written at once
         tokens = range(self.tokens)
         self.words = [
             [tile.shared((each, groups, 4), int32) for _ in range(4 // each)] for _ in tokens
@@ -162,12 +162,12 @@ class RowsKernel(AroundKernel):
 
     def store_words(self, token: int, bits: Any) -> None:
         """Words of bytes of integers (groups, 32), and their sums."""
-        groups, halves = bits.shape[0], self.layout.halves
-        nibbles = self.layout.codes == "nibbles"
+        groups, halves = bits.shape[0], halves_of(self.layout)
+        nibbles = self.layout.planes[0] == 4
         ones = tile.full((), BYTES, int32)
         wide, sums = (8 if nibbles else 4), []
         split = tile.reshape(bits, (groups, GROUP // wide, wide))
-        chosen = [self.layout.order(word) for word in range(2 if nibbles else 1)]
+        chosen = [order(self.layout, word) for word in range(2 if nibbles else 1)]
         for plane, elements in enumerate(chosen):
             four = [one(split, e) for e in elements]
             left = tile.byte_permute(four[0], four[1], 0x5140)
@@ -204,10 +204,10 @@ class RowsKernel(AroundKernel):
         return made
 
     def byte_products(
-        self, found: dict[str, Any], rounded: Sequence[_Rounded]
+        self, found: dict[str, list[Any]], rounded: Sequence[_Rounded]
     ) -> list[list[tuple[Any, Any]]]:
         """For tokens and halves of groups the (high, low) sums of integers."""
-        halves, shape = self.layout.halves, (self.each, self.plan.groups, 1)
+        halves, shape = halves_of(self.layout), (self.each, self.plan.groups, 1)
         zero = tile.zeros(shape, int32)
         totals = [[(zero, self.start(x, half, shape)) for half in range(halves)] for x in rounded]
         for number in range(8):
@@ -222,8 +222,8 @@ class RowsKernel(AroundKernel):
 
     def start(self, x: _Rounded, half: int, shape: tuple[int, ...]) -> Any:
         """What the offset of codes takes off."""
-        less = x.sums[half] * -self.layout.offset
-        return tile.broadcast(less if self.layout.offset else tile.zeros((), int32), shape)
+        less = x.sums[half] * -self.layout.centre
+        return tile.broadcast(less if self.layout.centre else tile.zeros((), int32), shape)
 
     # ---- results --------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class _Rounded:
     """x of a token and some groups as integers, from shared memory: Tiles (1, groups, 1)."""
 
     def __init__(self, kernel: RowsKernel, token: int, group: Any) -> None:
-        self.nibbles, count = kernel.layout.codes == "nibbles", kernel.plan.groups
+        self.nibbles, count = kernel.layout.planes[0] == 4, kernel.plan.groups
         self.planes = [
             tile.load(place, (plane, group, 0), (count, 4))[None, :, :]
             for place in kernel.words[token]
@@ -284,7 +284,7 @@ class _Rounded:
         self.scale = tile.load(kernel.scales[token], group, count)[None, :, None]
         self.sums = [
             tile.load(kernel.sums[token], (half, group), count)[None, :, None]
-            for half in range(kernel.layout.halves)
+            for half in range(halves_of(kernel.layout))
         ]
 
     def words(self, number: int) -> tuple[Any, Any]:

@@ -32,13 +32,14 @@ be a Symbol and nothing else may.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.dtype import DType, bfloat16, float16, float32
 from ...core.format import Format
 from ...ir.symbol import Size
 from ...ir.types import Memory
+from .layout import LAYOUTS, Layout
 
 Part = tuple[str, tuple[int, ...], DType]  # a name, sizes, a dtype
 
@@ -64,9 +65,14 @@ class QuantisedShape:
         """Bytes of a row as the Format stores it."""
         return self.format.row_bytes(self.columns)
 
-    def why_not(self, layouts: Container[str], block: int) -> str:
-        """Why no kernel with these Layouts and blocks of rows takes this; '' where one may."""
-        if self.format.name not in layouts:
+    @property
+    def layout(self) -> Layout:
+        """How the codes are kept."""
+        return LAYOUTS[self.format.name]
+
+    def why_not(self, block: int) -> str:
+        """Why no kernel with such blocks of rows takes this; '' where one may."""
+        if self.format.name not in LAYOUTS:
             return f"weights of {self.format} are not quantised"
         if self.rows % (block * self.groups) and self.groups > 1:
             return f"rows of a group are a multiple of {block}"

@@ -22,6 +22,11 @@ def masked(words: Any, byte: int) -> Any:
     return words & byte * BYTES
 
 
+def moved(words: Any, bits: int, right: int, left: int = 0) -> Any:
+    """Bits of each byte from `right` (+ left) on, moved to `left`."""
+    return words if bits == 8 else masked(shifted(words, right), ((1 << bits) - 1) << left)
+
+
 def doubled(words: Any) -> Any:
     """Nibbles of E2M1 as 12 above twice their value, all four bytes of a word at once.
 
