@@ -59,10 +59,11 @@ def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], cut
 class ArrayFamily(Family):
     """What both Families of an array share."""
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """The array's own rate, where it has all that the Region needs."""
+        target = region.target
         try:
-            works = work_of_region(region, target)
+            works = work_of_region(region)
         except Refused as why:
             return f"the array {why}"
         seconds = language_of(target).seconds
@@ -88,12 +89,12 @@ class ArrayProducts(ArrayFamily, VectorProducts):
             return False
         return not refuses_value(node, region, leaves, cut)
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The host's Body, with the array's work beside it: floats in the array's order."""
-        name, unit = f"array_{name}", target.array
+        unit, region.name = region.target.array, f"array_{region.name}"
         if unit is None or not unit.accumulator.is_float:
-            return marked(super().lower(region, offer, target, name), offer.plan)
-        lowering = ArrayDot(region, target, name)
+            return marked(super().lower(region, offer), offer.plan)
+        lowering = ArrayDot(region)
         lowering.rate = offer.plan.rate
         return marked([lowering.lower()], offer.plan)
 
@@ -107,15 +108,16 @@ class ArrayLoops(ArrayFamily):
             return False
         return not refuses_value(node, region, leaves, cut)
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """Where it takes all of it."""
         if region.kind != "loops" or region.order != "row":
             return "the array has no sums along an axis but rows"
-        return super().offers(region, target)
+        return super().offers(region)
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The host's Body, with the array's work beside it."""
-        return marked(lower_loops(region, target, f"array_{name}"), offer.plan)
+        region.name = f"array_{region.name}"
+        return marked(lower_loops(region), offer.plan)
 
 
 def refuses_first(region: Region, cut: Cut) -> str:
@@ -216,10 +218,10 @@ SATURATES = (("max", -128), ("max", 0), ("min", 127))  # what storing int8 does 
 Sizes = tuple[Size, Size, Size, Size]  # batch, M, N, K
 
 
-def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
+def work_of_region(region: Region) -> list[ArrayWork]:
     """A Region in the terms of the array, both ways round; raises Refused where it has none."""
     dot = region.anchor if region.anchor.op is ops.dot else None
-    reads, stored = list(region.inputs), region.arrays
+    reads, stored, target = list(region.inputs), region.arrays, region.target
     sizes = _elements(region, stored)
     operands: list[Operand] = []
     if dot is not None:

@@ -42,7 +42,6 @@ from ..ir.symbol import (
 from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
 from . import plan as plans
-from . import sheet as parameters
 from .access import Condition, Place, atom_of, offset_of, reads_below
 from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .plan import Plan
@@ -70,8 +69,8 @@ class DotLowering:
     stop: Size  # the row after its last
     live: Size  # panels of columns that it has
 
-    def __init__(self, region: Region, target: Target, name: str) -> None:
-        self.region, self.target, self.name = region, target, name
+    def __init__(self, region: Region) -> None:
+        self.region, self.target = region, region.target
         self.problem = problem_of(region.anchor)
         self.stored = region.stored
         self.accumulator = dtypes.accumulator(region.anchor.inputs[0].dtype).wide
@@ -97,7 +96,7 @@ class DotLowering:
         """The Body."""
         self.plan = self.choose()
         self.parts = ceil_divide(self.depth, self.plan.block_k)
-        self.sheet = Sheet(self.name, [*parameters.of_region(self.region), *self.partial_sums()])
+        self.sheet = Sheet.of(self.region, *self.partial_sums())
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
         self.partial = self.sheet.others.get("partial")
         if self.partial is None and self.parts != 1 and self.keeps_sums:
@@ -453,12 +452,12 @@ class VectorProducts(Family):
         """Rows of groups that are mostly alone are no product."""
         return () if invariant() else breaks_of_groups(node, 1)
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """The roofline at the accumulator's rate: products are made in its dtype."""
         flops, _ = region.work
-        rate = target.peak_flops(dtypes.accumulator(region.anchor.inputs[0].dtype).wide)
-        return [Offer(max(roofline(region, target), high(flops) / max(1.0, rate)))]
+        rate = region.target.peak_flops(dtypes.accumulator(region.anchor.inputs[0].dtype).wide)
+        return [Offer(max(roofline(region), high(flops) / max(1.0, rate)))]
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Bodies."""
-        return [DotLowering(region, target, name).lower()]
+        return [DotLowering(region).lower()]

@@ -94,8 +94,8 @@ class _Joiner:
     def wide(self, region: Region) -> WideDot:
         """The Region as the library's kernel sees it."""
         if region.number not in self.lowered:
-            reads = region.reads_among(self.fuser.values)
-            self.lowered[region.number] = WideDot(region, reads, self.target, choose=False)
+            region.find_inputs()
+            self.lowered[region.number] = WideDot(region, choose=False)
         return self.lowered[region.number]
 
     # ---- what may join --------------------------------------------------------------------
@@ -119,7 +119,7 @@ class _Joiner:
         if not self.closed([first, second]) or not self.in_time([first, second]):
             return False
         own = {*first.values, *second.values}
-        joint = Region("dot", [*first.values, *second.values], first.total)
+        joint = replace(first, values=[*first.values, *second.values])
         return all(
             self.fuser.aligned(v, joint, leaves_of(v, self.fuser.values), own)
             for v in joint.values
@@ -187,7 +187,8 @@ class _Joiner:
         """Put a joint Region in the place of its parts."""
         fuser, numbers = self.fuser, {p.number for p in parts}
         values = [v for p in parts for v in p.values]
-        joint = Joint(kind, values, parts[0].total, number=min(numbers), parts=parts)
+        joint = Joint(kind, self.target, fuser.values, values, parts[0].total, parts=parts)
+        joint.number = min(numbers)
         own, joint.needs = _together(parts)
         joint.after = set.union(*(p.after for p in parts)) - numbers
         joint.reads = set.union(*(p.reads for p in parts)) - set(values)
@@ -236,10 +237,12 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
 class JointDot(WideDot):
     """Lowers one joint Region."""
 
-    def __init__(self, region: Joint, reads: Sequence[Node], target: Target) -> None:
-        self.parts = [WideDot(p, reads, target, choose=False) for p in region.parts]
+    def __init__(self, region: Joint) -> None:
+        for part in region.parts:
+            part.inputs = region.inputs
+        self.parts = [WideDot(part, choose=False) for part in region.parts]
         self.gated = region.gated
-        super().__init__(region, reads, target)
+        super().__init__(region)
 
     def _operands(self) -> Operands | None:
         joint = joint_operands(self.parts, self.gated)
@@ -297,10 +300,9 @@ def takes_parts(part: Node, region: Region, cut: Cut) -> bool:
     if not cut.aligned(source, region, leaves_of(source, values)):
         return False
     stored = [v for v in region.values if not is_part(v)]
-    like = Region("dot", region.values, region.total, stored=stored)
-    reads = like.reads_among(values)
-    like.stored = [*stored, part]
-    found = WideDot(like, reads, cut.target)
+    like = replace(region, values=[*region.values, part], stored=[*stored, part])
+    like.find_inputs()
+    found = WideDot(like)
     return found.asynchronous and found.choice is not None
 
 
@@ -326,16 +328,15 @@ class LibraryProducts(Family):
         mosts = (FEW_TOKENS // 2, FEW_TOKENS, FITTED, 2 * FEW_TOKENS)
         return () if few else [(rows, most + 1) for most in mosts]
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """The Plan that its model of time, or a table of measured ones, puts first."""
-        given = (region.inputs, target)
-        dot = JointDot(region, *given) if isinstance(region, Joint) else WideDot(region, *given)
+        dot = JointDot(region) if isinstance(region, Joint) else WideDot(region)
         if dot.operands is None:
             return "the operands are no plain matrices in a dtype of its matrix units"
         if dot.choice is None:
             return "no Plan fits"
         return [Offer(dot.choice.seconds, dot, "model of the kernel")]
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Body."""
-        return [offer.plan.lower(name)]
+        return [offer.plan.lower()]

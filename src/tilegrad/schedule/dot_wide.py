@@ -18,7 +18,6 @@ from typing import Any
 from .. import tile
 from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32
-from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological, walk
 from ..ir.symbol import Size, floor_divide, high, loop_index, power_of_two, round_up
@@ -93,14 +92,8 @@ class WideDot:
 
     parts: list[WideDot] = []  # products that its epilogue gets pieces of: itself, or several
 
-    def __init__(
-        self,
-        region: Region,
-        reads: Sequence[Node],
-        target: Target,
-        choose: bool = True,
-    ) -> None:
-        self.region, self.reads, self.target = region, list(reads), target
+    def __init__(self, region: Region, choose: bool = True) -> None:
+        self.region, self.reads, self.target = region, region.inputs, region.target
         self.dot = region.anchor
         self.stored = [v for v in region.stored if not is_part(v)]
         self.block_sums = [v for v in region.stored if is_part(v)]  # sums of blocks of columns
@@ -259,11 +252,11 @@ class WideDot:
         plain = all(v is self.dot or v.op is ops.cast or v.op in MOVEMENT for v in between)
         return PLAIN if plain else "computes"
 
-    def lower(self, name: str) -> Made:
+    def lower(self) -> Made:
         """The Body."""
         assert self.operands is not None
         given = parameters.reads(self.reads, self.region.constants)
-        sheet = ThreadSheet(name, [*given, *parameters.results(self.region.stored)])
+        sheet = ThreadSheet(self.region.name, [*given, *parameters.results(self.region.stored)])
         self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
         self.e.rounded, self.e.turns = self.region.rounded, False
         return sheet.made(self.build(transposed(self.operands) if self.turned else self.operands))

@@ -142,7 +142,7 @@ class Fuser(Cut):
         """A new Region for a value."""
         kind = ALONE.get(node.op, "dot" if node.op in PRODUCTS else "loops")
         kind = "join" if joins(node) else kind
-        region = Region(kind, number=len(self.regions))
+        region = Region(kind, self.target, self.values, number=len(self.regions))
         if node.op in REDUCE:
             region.total = product(node.inputs[0].shape)
             split = reduce_split(node)
@@ -205,7 +205,7 @@ class Fuser(Cut):
                 return False
         if not self.has_room(node, region, leaves):
             return False
-        families = families_of(region, self.target)
+        families = families_of(region)
         return any(family.grow(region, node, leaves, self) for family in families)
 
     def has_room(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:

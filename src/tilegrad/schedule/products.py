@@ -31,13 +31,12 @@ from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
 from ..graph import ops
-from ..ir.node import Node, topological
+from ..ir.node import Node
 from ..ir.symbol import high, loop_index, power_of_two
 from ..ir.types import product
 from ..kernels.matmul.shape import WidePlan
 from ..kernels.matmul.threads_matmul import ThreadPlan
 from ..tile import ops as tile_ops
-from . import sheet as parameters
 from .access import Index, base_of
 from .cost import instructions
 from .dot_wide import WideDot, matrix_of
@@ -56,33 +55,32 @@ MATRIX_INSTRUCTIONS = 4  # of a matrix read or written beside the result
 
 def leave_long_epilogues(lowering: Lowering) -> None:
     """The pass: what a product's kernel would be too long with follows it in a Kernel."""
-    fuser, target, rounded = lowering.fuser, lowering.target, lowering.rounded
-    changed = False
+    fuser, changed = lowering.fuser, False
     for region in list(fuser.regions):
         more = region.kind == "dot" and len(region.values) > 1
-        if more and too_long(region, fuser, target, rounded):
+        if more and too_long(region, lowering.rounded):
             cut(region, fuser)
             changed = True
     if changed:
         fuser.mark_stored()
 
 
-def too_long(region: Region, fuser: Fuser, target: Target, rounded: set[Node]) -> bool:
+def too_long(region: Region, rounded: set[Node]) -> bool:
     """Whether the epilogue of a Region is more than its kernel should have."""
     if any(is_part(v) for v in region.values):
         return False  # sums of blocks need the product's kernel, and are chosen for few tokens
-    reads = region.reads_among(fuser.values)
+    reads = region.find_inputs()
     matrices = [n for n in (*reads, *region.stored[1:]) if product(n.shape) == region.total]
     count = instructions(region.stored, {*reads, region.anchor}, rounded)
     count += MATRIX_INSTRUCTIONS * len(matrices)
     if count <= LONG:
         return False
-    return count * copies(region, reads, target) > MOST_INSTRUCTIONS
+    return count * copies(region) > MOST_INSTRUCTIONS
 
 
-def copies(region: Region, reads: list[Node], target: Target) -> int:
+def copies(region: Region) -> int:
     """How many times an epilogue's instructions are emitted: sums of a thread, in every role."""
-    made = WideDot(region, reads, target)
+    made = WideDot(region)
     plan = None if made.choice is None else made.choice.plan
     if isinstance(plan, WidePlan):
         return plan.tile[0] * plan.tile[1] // 128
@@ -93,7 +91,8 @@ def copies(region: Region, reads: list[Node], target: Target) -> int:
 
 def cut(region: Region, fuser: Fuser) -> None:
     """Leave the product alone in its Region; a Region of loops computes the rest after it."""
-    values, after = region.values, Region("loops", total=region.total, number=len(fuser.regions))
+    values, number = region.values, len(fuser.regions)
+    after = Region("loops", fuser.target, fuser.values, [], region.total, number=number)
     region.values, region.reads, region.needs, region.after = [], set(), 0, set()
     for one, value in zip([region, *[after] * len(values)], values):
         fuser.join(value, one, leaves_of(value, fuser.values))
@@ -145,10 +144,9 @@ def _pays(side: int, dot: Node, values: set[Node], target: Target) -> bool:
 
 def _takes(dot: Node, values: set[Node], target: Target) -> bool:
     """Whether the library takes a product of such operands."""
-    order = topological(dot.inputs, values.__contains__)
-    reads = [n for n in order if n in values]
-    like = Region("dot", [dot], product(dot.shape), stored=[dot])
-    return WideDot(like, reads, target).choice is not None
+    like = Region("dot", target, values, [dot], product(dot.shape), stored=[dot])
+    like.find_inputs()
+    return WideDot(like).choice is not None
 
 
 # ---- the tiled kernel ----------------------------------------------------------------------------
@@ -158,11 +156,11 @@ SIDE = 64  # most rows and columns of a tile
 LEAST_SIDE = 16
 
 
-def lower_tiled(region: Region, target: Target, name: str) -> Bodies:
+def lower_tiled(region: Region) -> Bodies:
     """One Body, where no kernel of the library applies."""
     dot, problem = region.anchor, problem_of(region.anchor)
     accumulator = dtypes.accumulator(dot.inputs[0].dtype).wide
-    sheet = ThreadSheet(name, parameters.of_region(region))
+    sheet = ThreadSheet.of(region)
     b, e, (_, _, k, n) = sheet.b, sheet.e, problem.sizes
     e.rounded = region.rounded
     rows, columns, warps = tile_of(problem)

@@ -11,7 +11,7 @@ a Cut says that a value fits, it reads the Region's own values at their own elem
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..core.dtype import DType, float32
 from ..core.errors import InternalError
@@ -37,6 +37,8 @@ class Region:
     """Values computed by one Kernel."""
 
     kind: str  # 'loops', one of DOTS, or a kind of ALONE
+    target: Target
+    known: set[Node]  # all values of the Graph: none is inlined
     values: list[Node] = field(default_factory=list)
     total: Size = 1  # elements
     rows: Size | None = None  # of a Region with reductions
@@ -50,7 +52,7 @@ class Region:
     rounded: set[Node] = field(default_factory=set)  # of which only 16 bits are ever seen
     nodes: int = 0  # of the Graph that it computes, about
     inputs: list[Node] = field(default_factory=list)  # the reads, in the order Bodies take them
-    known: set[Node] = field(default_factory=set)  # all values of the Graph: none is inlined
+    name: str = ""  # of its Bodies
     work: tuple[Size, DType] = (0, float32)  # FLOPs, and the dtype whose peak they run at
     filled: bool = True  # whether the state that it updates is stored
 
@@ -69,11 +71,15 @@ class Region:
         """Where among them each result of its op is, by number: 0 for an op of one result."""
         return {v.attrs.get("index", 0): i for i, v in enumerate(self.arrays)}
 
-    def reads_among(self, values: set[Node]) -> list[Node]:
+    def find_inputs(self) -> list[Node]:
         """The values that it reads, in the order its structure names them."""
         own = set(self.values)
-        order = topological(self.stored or self.values, lambda n: n in values and n not in own)
-        return [n for n in order if n in values and n not in own]
+
+        def outside(node: Node) -> bool:
+            return node in self.known and node not in own
+
+        self.inputs = list(filter(outside, topological(self.stored or self.values, outside)))
+        return self.inputs
 
     @property
     def row_count(self) -> Size:
@@ -291,7 +297,7 @@ class Cut:
         if region.rows is None:
             if order == "column":
                 return None
-            return Region("loops", region.values, region.total, rows, order, region.number)
+            return replace(region, rows=rows, order=order)
         return region if (rows, order) == (region.rows, region.order) else None
 
     def aligned(
