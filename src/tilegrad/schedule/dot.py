@@ -25,6 +25,7 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import (
+    Expr,
     Size,
     ceil_divide,
     coefficient,
@@ -39,21 +40,18 @@ from ..ir.symbol import (
     round_up,
     substitute,
 )
-from ..ir.types import Array, Memory, product
+from ..ir.types import Array, Memory
 from ..tile import ops as tile_ops
 from . import plan as plans
-from .access import Condition, Place, atom_of, offset_of, reads_below
+from .access import Condition, Place, atom_of, offset_of, reads_below, through
 from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .plan import Plan
-from .problem import breaks_of_groups, problem_of, stride_of
+from .problem import SIZE, A, B, breaks_of_groups, problem_of
 from .region import Region
 from .sheet import Parameter, Sheet
 
 FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
-
-A, B = 0, 1  # the sides of a product
-SIZE = (1, 3)  # which of its sizes is that of a side's other axis
 
 
 class DotLowering:
@@ -113,7 +111,7 @@ class DotLowering:
         dot = self.region.anchor
         if self.parts == 1 or not self.keeps_sums or self.sums_in_result():
             return []
-        memory = Memory((product(dot.shape),), self.accumulator, "global", "state")
+        memory = Memory((dot.size,), self.accumulator, "global", "state")
         return [Parameter("partial", memory, ("scratch", Array(dot.shape, self.accumulator)))]
 
     def body(self) -> Size:
@@ -148,8 +146,11 @@ class DotLowering:
         """The strides of an operand along k and along its other axis, where it is linear there."""
         sizes = self.problem.sizes
         probes = loop_index("probe_k", sizes[2]), loop_index("probe_other", sizes[SIZE[side]])
-        place = self.place(side, *probes)
-        return [stride_of(self.e, *place, probe) for probe in probes]
+        place = through(*self.place(side, *probes), self.e.memories)
+        if place is None:
+            return [None, None]
+        offset = offset_of(*place)
+        return [coefficient(offset, p) if isinstance(p, Expr) else 0 for p in probes]
 
     def allocate_scratch(self) -> None:
         """Scratch for what is packed, and for a register tile."""
@@ -202,9 +203,7 @@ class DotLowering:
     def place(self, side: int, k: Size, other: Size) -> Place:
         """Where a is read at a row, or b at a column."""
         p = self.problem
-        if side == A:
-            return p.a, p.index_a(self.batch, other, k)
-        return p.b, p.index_b(self.batch, k, other)
+        return (p.a, p.b)[side], p.index(side, self.batch, other, k)
 
     def at(self, side: int, k: Size, other: Size) -> Node:
         """What is packed of an operand: 0 where k is past its end."""

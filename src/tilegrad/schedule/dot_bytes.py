@@ -17,10 +17,10 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
 from ..tile import ops as tile_ops
-from .dot import PAD, B, DotLowering, VectorProducts
+from .dot import PAD, DotLowering, VectorProducts
 from .family import Bodies, Offer, Offers, roofline
 from .plan import Plan
-from .problem import Problem
+from .problem import B, Problem
 from .region import Region
 
 SIGNS = -0x7F7F7F80  # 128 in each byte of a word

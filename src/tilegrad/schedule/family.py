@@ -56,10 +56,10 @@ class Family:
     name = ""
     fallback = False  # whether it is taken only where no other Family offers
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value, which reads `leaves`, may join a Region of this Family: one of loops at
-        its own elements, one of a product on the product's way out."""
-        return cut.fits_loops(node, region, leaves) or cut.follows(node, region, leaves)
+    def grow(self, region: Region, node: Node, cut: Cut) -> bool:
+        """Whether a value may join a Region of this Family: one of loops at its own elements, one
+        of a product on the product's way out."""
+        return cut.fits_loops(node, region) or cut.follows(node, region)
 
     def why_not(self, node: Node, target: Target) -> str:
         """Why no Region that starts with a Node is taken, before Regions are cut; '' if one may."""

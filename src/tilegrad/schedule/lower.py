@@ -11,7 +11,7 @@ from typing import Any
 from ..ir.fingerprint import UserLine, digest, structure
 from ..ir.node import topological
 from ..ir.symbol import high
-from ..ir.types import Tuple, product
+from ..ir.types import Tuple
 from ..runtime.buffer import HOST
 from .cost import bytes_moved, work_of
 from .families import families_of
@@ -118,7 +118,7 @@ def lower_bodies(lowering: Lowering, region: Region, tag: str) -> tuple[Bodies, 
     stored = region.arrays
     region.reads = set(region.inputs)
     if stored and len(stored) == len(region.stored) and region.kind != "update":
-        if all(product(v.shape) == 0 for v in stored):
+        if all(v.size == 0 for v in stored):
             return [], None
     family, offer, verdict = select(families_of(region), region)
     title = "_".join(dict.fromkeys(v.op.name for v in region.values[:4]))
@@ -167,7 +167,7 @@ def count_work(
         node, state = region.anchor, region.anchor.inputs[0]
         slot = lowering.slots[lowering.slot_of[node]]
         kernel.steps = hold(lowering, slot, node, 0, state)
-        kernel.flops = product(node.inputs[1].shape)
+        kernel.flops = node.inputs[1].size
         kernel.bytes = bytes_moved([r for r in reads if r is not state])
         return {0: slot.number}
     if region.kind != "call":
@@ -191,14 +191,13 @@ def lower_join(lowering: Lowering, region: Region) -> None:
     steps: list[Any] = []
     place = 0
     for part in node.inputs:
-        size: int = product(part.shape) * part.dtype.size
-        if not size:
+        if not part.size:
             continue
         view = lowering.new_slot(part.type, "view")
         lowering.slots[view].alias = whole
         steps.append(Control("set_slot", (view, whole), (-1, 0, place)))
-        steps.append(Copy(lowering.slot_of[stored_part(part)], view, size))
-        place += size
+        steps.append(Copy((lowering.slot_of[stored_part(part)], view)))
+        place += part.bytes
     kernel = Kernel("join", "join", (tuple(region.inputs), (node,)), steps, depth=lowering.depth)
     kernel.bytes = 2 * place
     kernel.notes["region"] = region

@@ -14,9 +14,10 @@ from ..core.target import MatrixUnit
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
 from ..tile import ops as tile_ops
-from .dot import A, B, DotLowering, VectorProducts
+from .dot import DotLowering, VectorProducts
 from .family import Bodies, Offer, Offers, roofline
 from .plan import Plan
+from .problem import A, B
 from .region import Region
 
 SCRATCH = 1 << 20  # bytes of packed b

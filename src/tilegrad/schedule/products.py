@@ -33,18 +33,17 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import high, loop_index, power_of_two
-from ..ir.types import product
 from ..kernels.matmul.shape import WidePlan
 from ..kernels.matmul.threads_matmul import ThreadPlan
 from ..tile import ops as tile_ops
 from .access import Index, base_of
 from .cost import instructions
-from .dot_wide import WideDot, matrix_of
+from .dot_wide import WideDot
 from .family import Bodies
 from .fuse import Fuser
 from .lowering import Lowering
-from .problem import Problem, problem_of
-from .region import Region, bit, leaves_of
+from .problem import SIZE, A, B, Problem, matrix_of, problem_of
+from .region import Region, bit
 from .threads.tiles import ThreadSheet
 from .values import is_part
 
@@ -70,7 +69,7 @@ def too_long(region: Region, rounded: set[Node]) -> bool:
     if any(is_part(v) for v in region.values):
         return False  # sums of blocks need the product's kernel, and are chosen for few tokens
     reads = region.find_inputs()
-    matrices = [n for n in (*reads, *region.stored[1:]) if product(n.shape) == region.total]
+    matrices = [n for n in (*reads, *region.stored[1:]) if n.size == region.total]
     count = instructions(region.stored, {*reads, region.anchor}, rounded)
     count += MATRIX_INSTRUCTIONS * len(matrices)
     if count <= LONG:
@@ -95,7 +94,7 @@ def cut(region: Region, fuser: Fuser) -> None:
     after = Region("loops", fuser.target, fuser.values, [], region.total, number=number)
     region.values, region.reads, region.needs, region.after = [], set(), 0, set()
     for one, value in zip([region, *[after] * len(values)], values):
-        fuser.join(value, one, leaves_of(value, fuser.values))
+        fuser.join(value, one)
     for other in fuser.regions:
         if other.needs >> region.number & 1:
             other.needs |= bit(after.number) | after.needs
@@ -128,13 +127,12 @@ def lay_out(lowering: Lowering) -> None:
 def _pays(side: int, dot: Node, values: set[Node], target: Target) -> bool:
     """Whether an operand that lies as no matrix is copied in less time than it would cost."""
     p, x = Problem(dot), dot.inputs[side]
-    batch, m, k, n = (loop_index(name, size) for name, size in zip("bmkn", p.sizes))
-    index = p.index_b(batch, k, n) if side else p.index_a(batch, m, k)
-    if matrix_of(x, index, (batch, k, n) if side else (batch, m, k), values) is not None:
+    at = [loop_index(name, p.sizes[i]) for name, i in zip("bok", (0, SIZE[side], 2))]
+    if matrix_of(x, p.index(side, *at), at, values) is not None:
         return False
     source = base_of(x, values)
-    elements = high(product(x.shape))
-    if source not in values or elements > GROWS * high(product(source.shape)):
+    elements = high(x.size)
+    if source not in values or elements > GROWS * high(source.size):
         return False
     products = math.prod(high(size) for size in p.sizes)
     best = 2.0 * products / target.peak_flops(dot.inputs[0].dtype)
@@ -144,7 +142,7 @@ def _pays(side: int, dot: Node, values: set[Node], target: Target) -> bool:
 
 def _takes(dot: Node, values: set[Node], target: Target) -> bool:
     """Whether the library takes a product of such operands."""
-    like = Region("dot", target, values, [dot], product(dot.shape), stored=[dot])
+    like = Region("dot", target, values, [dot], dot.size, stored=[dot])
     like.find_inputs()
     return WideDot(like).choice is not None
 
@@ -177,9 +175,9 @@ def lower_tiled(region: Region) -> Bodies:
         size = at + STEP if whole else k
         with e.scope():
             with e.tile(row, rows, m, at, STEP, size) as (i, depth):
-                left = operand(problem.a, problem.index_a(batch, i, depth))
+                left = operand(problem.a, problem.index(A, batch, i, depth))
             with e.tile(at, STEP, size, column, columns, n) as (depth, j):
-                right = operand(problem.b, problem.index_b(batch, depth, j))
+                right = operand(problem.b, problem.index(B, batch, j, depth))
         total[0] = b.add(tile_ops.dot(left, right, total[0]))
     with e.tile(row, rows, m, column, columns, n) as (i, j):
         problem.write(sheet, region.stored, (batch, i, j), total[0])

@@ -32,7 +32,7 @@ class Parameter:
 
 def memory_of(node: Node, use: str = "value") -> Memory:
     """The Memory of a stored value: its elements in one line."""
-    return Memory((product(node.shape),), node.dtype, "global", use)
+    return Memory((node.size,), node.dtype, "global", use)
 
 
 def reads(nodes: Sequence[Node], constants: Container[Node] = ()) -> list[Parameter]:

@@ -26,7 +26,6 @@ from ..ir.symbol import (
     loop_index,
     modulo,
 )
-from ..ir.types import product
 from .access import (
     MOVEMENT,
     Index,
@@ -104,7 +103,7 @@ class Space:
         """Whether a value has one element per row of a Region with reductions."""
         rows = self.region.rows
         return bool(self.reduces) and (
-            node in self.reduces or (product(node.shape) == rows and rows != self.region.total)
+            node in self.reduces or (node.size == rows and rows != self.region.total)
         )
 
     def index_at(self, node: Node, row: Size, column: Size) -> Index:

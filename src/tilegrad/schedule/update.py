@@ -106,12 +106,12 @@ def update_bodies(region: Region, kind: Any, loops: Loops) -> Bodies:
     state = node.inputs[0]
     found: Bodies = []
     if not region.filled:
-        known, total = values | {state}, product(state.shape)
+        known, total = values | {state}, state.size
         fill = Region("loops", region.target, known, [state], total, stored=[state])
         wanted, fill.name = leaves_of(state, values), f"fill_{state.op.name}"
         fill.inputs = [r for r in reads if r in wanted]
         found += [_of_update(one, fill.inputs, reads) for one in loops(fill)]
-    if product(node.inputs[1].shape) != 0:
+    if node.inputs[1].size != 0:
         rereads = any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
         own = [r for r in reads if r is not state or rereads]
         found += [_of_update(one, own, reads) for one in kind(region, own).lower()]
