@@ -66,8 +66,8 @@ class Machine:
             if isinstance(step, Launch):
                 self.launch(step)
             elif isinstance(step, Copy):
-                count = evaluate(step.bytes, self.symbols)
-                (a, i), (b, j) = self.pointers[step.source], self.pointers[step.target]
+                count = self.bytes(step.slots[1])
+                (a, i), (b, j) = (self.pointers[slot] for slot in step.slots)
                 b[j : j + count] = a[i : i + count]
             elif isinstance(step, Control) and self.control(step):
                 at = labels[step.label]

@@ -33,18 +33,18 @@ from tilegrad.tile.build import BodyBuilder
 class Halving(Family):
     """Adds a value to itself, an element a program: it knows sums x + x of float32 alone."""
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region) -> Sequence[Offer] | str:
         node = region.anchor
         if len(region.values) > 1 or node.inputs[0] is not node.inputs[1]:
             return "only x + x"
-        return [Offer(roofline(region, target) / 2, "doubled", "a claim")]
+        return [Offer(roofline(region) / 2, "doubled", "a claim")]
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         assert offer.plan == "doubled"
         node = region.anchor
         size, dtype = product(node.shape), node.dtype
         given = [("x", Memory((size,), dtype)), ("y", Memory((size,), dtype, use="result"))]
-        b = BodyBuilder(name, given)
+        b = BodyBuilder(region.name, given)
         at = b.program(0, size)
         x = b.load(b.parameters[0], (at,))
         b.store(b.parameters[1], b.apply("multiply", x, b.constant(2.0, dtype)), (at,))
@@ -107,11 +107,11 @@ def test_it_enters_the_compile_key() -> None:
     class Wrong(Halving):
         """Says 3 x."""
 
-        def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-            ((_, roles),) = super().lower(region, offer, target, name)
+        def lower(self, region: Region, offer: Offer) -> Bodies:
+            ((_, roles),) = super().lower(region, offer)
             node = region.anchor
             given = [("x", Memory((5,), node.dtype)), ("y", Memory((5,), node.dtype, use="result"))]
-            b = BodyBuilder(name, given)
+            b = BodyBuilder(region.name, given)
             at = b.program(0, 5)
             value = b.load(b.parameters[0], (at,))
             b.store(b.parameters[1], b.apply("multiply", value, b.constant(3.0, node.dtype)), (at,))
@@ -158,7 +158,7 @@ from tilegrad.schedule.family import Family
 
 class Named(Family):
     '''Offers nothing.'''
-    def offers(self, region, target):
+    def offers(self, region):
         return "it only has a name"
 
 ROW = Row("named", ("add",), Named())
@@ -198,17 +198,17 @@ def test_selection() -> None:
         def __init__(self, name: str, *offers: float, fallback: bool = False) -> None:
             self.name, self.given, self.fallback = name, offers, fallback
 
-        def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+        def offers(self, region: Region) -> Sequence[Offer] | str:
             return [Offer(s) for s in self.given] or "it has none"
 
     def chosen(*some: Family) -> tuple[str, float]:
-        family, offer, verdict = select(some, region, host())
+        family, offer, verdict = select(some, region)
         assert verdict.winner == family.name
         assert len(verdict.offered) + len(verdict.refused) >= len(some)
         return family.name, offer.seconds
 
     node: Node = build.add(build.input_((3,), tg.float32), 1.0)
-    region = Region("loops", [node])
+    region = Region("loops", host(), set(), [node])
     assert chosen(Says("a", 3.0, 2.0), Says("b", 2.5)) == ("a", 2.0)
     assert chosen(Says("a", 2.0), Says("b", 2.0)) == ("a", 2.0)  # a tie: the first
     assert chosen(Says("a", 1.0, fallback=True), Says("b", 9.0)) == ("b", 9.0)

@@ -43,7 +43,7 @@ def recipe_and_texts(
     schedule: Schedule, target: Target, requirements: Sequence[Requirement] = ()
 ) -> tuple[Recipe, dict[str, dict[str, str]]]:
     """The same with the texts by Device; '' is the Schedule's own."""
-    flat = Flattener(target, len(schedule.slots))
+    flat = Flattener(target, schedule.slots)
     for kernel in schedule.kernels:
         flat.begin(kernel)
         for step in kernel.steps:
@@ -82,8 +82,8 @@ def storage_of(slot: Slot) -> Storage:
 class Flattener:
     """Steps, Programs and texts gathered so far."""
 
-    def __init__(self, target: Target, n_slots: int) -> None:
-        self.targets, self.n_slots = {"": target}, n_slots  # by Device
+    def __init__(self, target: Target, slots: Sequence[Slot]) -> None:
+        self.targets, self.slots = {"": target}, slots  # by Device
         self.faults: list[str] = []  # of launches with a fault word; their Slots follow the others
         self.sites: list[list[Site]] = []  # of the Programs
         self.programs: dict[tuple[str, int], int] = {}  # Device, Body -> its place in the table
@@ -116,15 +116,17 @@ class Flattener:
         if isinstance(step, Launch):
             self.launch(step, kernel)
         elif isinstance(step, Copy):
+            source, target = step.slots
+            bytes_ = self.slots[target].type.bytes
             self.steps.append(
                 Step(
                     "transfer" if isinstance(step, Transfer) else "copy",
                     -1,
-                    [step.target, step.source],
-                    step.bytes,
-                    small=high(step.bytes) < SMALL_WORK,
-                    region=f"copy of {step.bytes} bytes",
-                    bytes=multiply(step.bytes, 2),
+                    [target, source],
+                    bytes_,
+                    small=high(bytes_) < SMALL_WORK,
+                    region=f"copy of {bytes_} bytes",
+                    bytes=multiply(bytes_, 2),
                     device=kernel.device,
                 )
             )
@@ -156,7 +158,7 @@ class Flattener:
         moved, flops = self.shares.pop(0)
         program, slots = self.programs[device, id(body)], list(step.slots)
         if self.sites[program]:
-            slots.append(self.n_slots + len(self.faults))
+            slots.append(len(self.slots) + len(self.faults))
             self.faults.append(device)
         self.steps.append(
             Step(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.dtype import DType
 from ..core.errors import InternalError, Location, user_location
-from .types import Array, Type, check_addressable
+from .types import Array, Type, check_addressable, product
 
 if TYPE_CHECKING:
     from .block import Block
@@ -65,6 +65,17 @@ class Node:
         """Sizes of its type: ints, or Exprs where they are symbolic."""
         type_: Any = self.type
         return type_.shape
+
+    @property
+    def size(self) -> Any:
+        """Number of its elements."""
+        return product(self.shape)
+
+    @property
+    def bytes(self) -> Any:
+        """Bytes of its elements, as its type has them."""
+        type_: Any = self.type
+        return type_.bytes
 
     @property
     def dtype(self) -> DType:

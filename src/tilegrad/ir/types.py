@@ -37,6 +37,11 @@ class Array:
         """Number of elements."""
         return product(self.shape)
 
+    @property
+    def bytes(self) -> Size:
+        """Bytes of its elements; int4 has a byte an element."""
+        return self.size * self.dtype.size
+
 
 LARGEST = (1 << 63) - 1  # bytes that an index of 64 bits reaches
 

@@ -257,7 +257,7 @@ def reads_below(
 def symbolic(node: Node, index: Index, stored: Any, loaded: Loaded | None = None) -> Size | None:
     """An integer value that is an affine function of the index, as an Expr; where it is said what
     scalars that are loaded are, one with those added too."""
-    if loaded is None or product(node.shape) != 1:
+    if loaded is None or node.size != 1:
         return _symbolic(node, index, stored, loaded)
     found = _symbolic(node, index, stored, None)
     return loaded(node) if found is None else found

@@ -13,7 +13,6 @@ array's simulator, NaNs' bits apart; views are movement alone, from what is stor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace as replaced
 from typing import Any
 
@@ -38,15 +37,15 @@ from .family import Bodies, ByFunction, Family, Offer, Offers
 from .loops import lower_loops
 from .plan import Plan
 from .problem import Problem
-from .region import Cut, Region, leaves_of
+from .region import Cut, Region
 
 
-def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], cut: Cut) -> str:
+def refuses_value(node: Node, region: Region | None, cut: Cut) -> str:
     """Why the vector unit does not compute a value of a Region; '' if it does."""
     inside = list(region.values) if region is not None else []
     dot = inside[0] if inside and inside[0].op is ops.dot else None
     own = set(inside)
-    outside = {x for x in leaves if x not in own}
+    outside = {x for x in cut.leaves(node) if x not in own}
     for v in inside:  # what values before it read
         outside |= {n for n in topological([v]) if n in cut.values and n not in own}
     try:
@@ -59,10 +58,11 @@ def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], cut
 class ArrayFamily(Family):
     """What both Families of an array share."""
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """The array's own rate, where it has all that the Region needs."""
+        target = region.target
         try:
-            works = work_of_region(region, target)
+            works = work_of_region(region)
         except Refused as why:
             return f"the array {why}"
         seconds = language_of(target).seconds
@@ -80,20 +80,20 @@ class ArrayProducts(ArrayFamily, VectorProducts):
         """By the dtypes of the multipliers."""
         return takes_product(node, target)
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
+    def grow(self, region: Region, node: Node, cut: Cut) -> bool:
         """Whether the vector unit can go on with the sums."""
         if takes_product(region.anchor, cut.target):
             return False
-        if not cut.follows(node, region, leaves):
+        if not cut.follows(node, region):
             return False
-        return not refuses_value(node, region, leaves, cut)
+        return not refuses_value(node, region, cut)
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The host's Body, with the array's work beside it: floats in the array's order."""
-        name, unit = f"array_{name}", target.array
+        unit, region.name = region.target.array, f"array_{region.name}"
         if unit is None or not unit.accumulator.is_float:
-            return marked(super().lower(region, offer, target, name), offer.plan)
-        lowering = ArrayDot(region, target, name)
+            return marked(super().lower(region, offer), offer.plan)
+        lowering = ArrayDot(region)
         lowering.rate = offer.plan.rate
         return marked([lowering.lower()], offer.plan)
 
@@ -101,27 +101,27 @@ class ArrayProducts(ArrayFamily, VectorProducts):
 class ArrayLoops(ArrayFamily):
     """Elements through the vector unit of the array."""
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
+    def grow(self, region: Region, node: Node, cut: Cut) -> bool:
         """Whether all of it is the vector unit's."""
-        if not cut.fits_loops(node, region, leaves) or refuses_first(region, cut):
+        if not cut.fits_loops(node, region) or refuses_first(region, cut):
             return False
-        return not refuses_value(node, region, leaves, cut)
+        return not refuses_value(node, region, cut)
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """Where it takes all of it."""
         if region.kind != "loops" or region.order != "row":
             return "the array has no sums along an axis but rows"
-        return super().offers(region, target)
+        return super().offers(region)
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The host's Body, with the array's work beside it."""
-        return marked(lower_loops(region, target, f"array_{name}"), offer.plan)
+        region.name = f"array_{region.name}"
+        return marked(lower_loops(region), offer.plan)
 
 
 def refuses_first(region: Region, cut: Cut) -> str:
     """Why the vector unit does not compute the value that a Region of loops began with."""
-    first = region.anchor
-    return refuses_value(first, None, leaves_of(first, cut.values), cut)
+    return refuses_value(region.anchor, None, cut)
 
 
 class HostProducts(VectorProducts):
@@ -129,11 +129,11 @@ class HostProducts(VectorProducts):
 
     fallback = True
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
+    def grow(self, region: Region, node: Node, cut: Cut) -> bool:
         """As without an array, unless the product is the array's."""
         if not takes_product(region.anchor, cut.target):
             return False
-        return super().grow(region, node, leaves, cut)
+        return super().grow(region, node, cut)
 
 
 class HostLoops(ByFunction):
@@ -144,12 +144,12 @@ class HostLoops(ByFunction):
     def __init__(self) -> None:
         super().__init__(lower_loops)
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
+    def grow(self, region: Region, node: Node, cut: Cut) -> bool:
         """As without an array; what the array takes is left to it."""
-        if not super().grow(region, node, leaves, cut):
+        if not super().grow(region, node, cut):
             return False
         if node.op in VECTOR or node.op in ALONG or node.op in (ops.cast, ops.fixed):
-            if not refuses_value(node, None, leaves, cut):
+            if not refuses_value(node, None, cut):
                 return False
         return bool(refuses_first(region, cut))
 
@@ -216,10 +216,10 @@ SATURATES = (("max", -128), ("max", 0), ("min", 127))  # what storing int8 does 
 Sizes = tuple[Size, Size, Size, Size]  # batch, M, N, K
 
 
-def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
+def work_of_region(region: Region) -> list[ArrayWork]:
     """A Region in the terms of the array, both ways round; raises Refused where it has none."""
     dot = region.anchor if region.anchor.op is ops.dot else None
-    reads, stored = list(region.inputs), region.arrays
+    reads, stored, target = list(region.inputs), region.arrays, region.target
     sizes = _elements(region, stored)
     operands: list[Operand] = []
     if dot is not None:
@@ -234,7 +234,7 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
     batch, m, n, k = sizes
     further: list[tuple[Operand, bool, bool]] = []  # whether it is the same for all rows, columns
     for node in reader.operands:
-        if product(node.shape) != product((batch, m, n)):
+        if node.size != product((batch, m, n)):
             raise Refused("has no operand of one number a row")
         one = _operand(FULL, node, reads, (batch, m, n))
         elements = _elements_read(one)

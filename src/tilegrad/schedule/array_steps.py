@@ -16,7 +16,6 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import high
-from ..ir.types import product
 from .access import MOVEMENT, base_of
 from .region import reduce_split
 
@@ -55,7 +54,7 @@ def takes_product(node: Node, target: Target) -> str:
     stored = (unit.accumulator, *unit.inputs[: unit.accumulator.is_float])
     if node.dtype not in stored:
         return f"sums are {unit.accumulator.name}, not {node.dtype.name}"
-    if not high(product(node.shape)) or not all(high(product(i.shape)) for i in node.inputs):
+    if not high(node.size) or not all(high(i.size) for i in node.inputs):
         return "there is nothing to sum"
     return ""
 
@@ -98,7 +97,7 @@ class Reader:
         if base in self.leaves:
             return self._operand(node)
         if base is not node:  # a value of the Region itself, read at its own element
-            if base.op is ops.constant and product(base.shape) == 1:
+            if base.op is ops.constant and base.size == 1:
                 return self._constant(base)
             if any(n.op in (ops.pad, ops.windows) for n in moves):
                 raise Refused("has no padding of sums")

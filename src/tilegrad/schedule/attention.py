@@ -52,11 +52,11 @@ class AttentionFamily(Family):
         found = self.kernels(node, shape, target)
         return found if isinstance(found, str) else ""
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """The kernels of the library, by the roofline."""
-        return self.why_not(region.anchor, target) or [Offer(roofline(region, target))]
+        return self.why_not(region.anchor, region.target) or [Offer(roofline(region))]
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Bodies of a Node."""
         node, wanted, x = region.anchor, region.items, shape_of(region.anchor)
         gives = FORWARD if node.op is ops.attention else GRADIENTS
@@ -71,8 +71,8 @@ class AttentionFamily(Family):
                 return "store", wanted[results.index(own)]
             return "scratch", (Array(parameter.shape, parameter.dtype), own)
 
-        write: Writer = self.kernels(node, x, target)
-        return [Made(b, [role(p) for p in b.parameters]) for b in write(set(wanted), name)]
+        write: Writer = self.kernels(node, x, region.target)
+        return [Made(b, [role(p) for p in b.parameters]) for b in write(set(wanted), region.name)]
 
 
 class VectorAttention(AttentionFamily):

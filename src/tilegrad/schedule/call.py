@@ -30,11 +30,11 @@ from .region import Region
 class CallFamily(Family):
     """Kernels that a Graph calls: users' own, and those that a pass has chosen."""
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', (type,
         i)) for result i that nobody wants, or ('state', i) for the call's argument i, written in
         place."""
-        node = region.anchor
+        node, target = region.anchor, region.target
         callee = node.attrs["callee"]
         if node.op is not ops.call or not isinstance(callee, KernelCallee):
             raise InternalError("schedule.call", f"{callee!r} has no Bodies")

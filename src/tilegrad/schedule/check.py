@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..core.errors import InternalError
 from ..ir.types import Memory, product
 from .lowering import Lowering
-from .schedule import Control, Copy, Label, Launch, Schedule, Slot, Transfer, slots_of
+from .schedule import Control, Copy, Label, Launch, Schedule, Slot, Transfer
 
 
 def check_lowered(lowering: Lowering, schedule: Schedule) -> None:
@@ -34,7 +34,7 @@ def _fail(message: str) -> InternalError:
 def reads_writes(step: object) -> tuple[list[int], list[int]]:
     """The Slots whose bytes a step reads, and those it writes."""
     if isinstance(step, Copy):
-        return [step.source], [step.target]
+        return [step.slots[0]], [step.slots[1]]
     if isinstance(step, Control):
         return list(step.slots) if step.kind == "jump_unless" else [], []
     if not isinstance(step, Launch):
@@ -73,7 +73,7 @@ def _check_order(schedule: Schedule) -> None:
 
 
 def _empty(slot: Slot) -> bool:
-    return product(slot.type.shape) == 0
+    return slot.type.size == 0
 
 
 def _check_results(schedule: Schedule) -> None:
@@ -92,7 +92,7 @@ def _check_results(schedule: Schedule) -> None:
 def _check_touches(schedule: Schedule) -> None:
     """A Kernel touches Slots that live, and of its Device alone, unless it is a Transfer."""
     for number, kernel in enumerate(schedule.kernels):
-        for step, touched in ((s, slot) for s in kernel.steps for slot in slots_of(s)):
+        for step, touched in ((s, slot) for s in kernel.steps for slot in s.slots):
             owner, device = (
                 schedule.slots[schedule.storage(touched)],
                 schedule.slots[touched].device,

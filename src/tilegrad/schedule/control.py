@@ -17,7 +17,7 @@ from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.symbol import Size, high
-from ..ir.types import Array, product
+from ..ir.types import Array
 from .lowering import Lowering
 from .region import Region
 from .schedule import Control, Copy, Kernel, Label, Launch
@@ -59,11 +59,6 @@ class ControlLowering:
         self.frame.kernels.append(Kernel(name, "control", region, steps, name, depth=depth))
         return len(self.frame.kernels) - 1
 
-    def copy(self, source: int, target: int) -> Copy:
-        """A copy of all of a Slot."""
-        type_ = self.frame.slots[target].type
-        return Copy(source, target, product(type_.shape) * type_.dtype.size)
-
     def body(
         self,
         block: Block,
@@ -103,7 +98,7 @@ class ControlLowering:
                 self.frame.slots[current].alias = self.outer.slot(first)
                 steps.append(Control("set_slot", (current, self.outer.slot(first)), (-1, 0, 0)))
             else:
-                steps.append(self.copy(self.outer.slot(first), current))
+                steps.append(Copy((self.outer.slot(first), current)))
             self.carries.append(current)
             self.frame.moved.add(current)
         self.following: dict[int, int] = {}
@@ -134,7 +129,7 @@ class ControlLowering:
                 continue  # unchanged, or updated in place
             own = self.next_slot(i)
             if slot != own:
-                copies.append(self.copy(slot, own))
+                copies.append(Copy((slot, own)))
             swaps.append(Control("swap_slots", (self.carries[i], own)))
             self.frame.pairs.append((self.carries[i], own))
             self.frame.swapped |= {self.carries[i], own}
@@ -157,7 +152,7 @@ class ControlLowering:
                 owner.kind = "output" if owner.kind == "scratch" else owner.kind
             else:
                 out = self.outer.new_slot(node.type, "output")
-                steps.append(self.copy(current, out))
+                steps.append(Copy((current, out)))
                 self.outer.slot_of[node] = out
         return steps
 
@@ -201,7 +196,7 @@ class ControlLowering:
         end: list[Any] = []
         for i, slot in zip(sorted(targets)[count:], found[count:]):
             if slot != stacked[i]:
-                end.append(self.copy(slot, stacked[i]))
+                end.append(Copy((slot, stacked[i])))
         end += self.pass_carries(found[:count])
         end += [
             *views.advance,
@@ -232,7 +227,7 @@ class ControlLowering:
         steps = [*end, *(s for k in frame.kernels[before:] for s in k.steps)]
         if not any(isinstance(s, (Launch, Copy)) for s in steps):  # no worker may run ahead of
             barrier = self.outer.new_slot(Array((), bool_), "scratch")  # one that still tests
-            end.insert(0, self.copy(holds, barrier))
+            end.insert(0, Copy((holds, barrier)))
         end += [Control("jump", label=top), Label(done)]
         self.close_loop(first, end, GUESS)
 
@@ -262,7 +257,7 @@ class ControlLowering:
         for block, end in zip(node.blocks, ends):
             found = self.body(block, shared, targets)
             copies = [
-                self.copy(slot, results[i])
+                Copy((slot, results[i]))
                 for i, slot in zip(sorted(targets), found)
                 if slot != results[i]
             ]
@@ -285,7 +280,7 @@ class Views:
         slot = outer.new_slot(part.type, "view")
         outer.slots[slot].alias = whole
         self.control.frame.moved.add(slot)
-        stride = product(part.shape) * part.dtype.size
+        stride = part.bytes
         if isinstance(stride, int) and not self.reverse:
             numbers: tuple[Size, ...] = (self.counter, stride, 0)
         elif isinstance(stride, int) and isinstance(self.length, int):

@@ -57,13 +57,13 @@ def _flops(node: Node) -> Size:
         depth: Any = 1
         for axis in node.attrs["contract"][0]:
             depth = depth * node.inputs[0].shape[axis]
-        return product(node.shape) * depth * 2
+        return node.size * depth * 2
     if node.op in (ops.grouped_dot, ops.sparse_dot, ops.block_dot):
-        return product(node.shape) * node.inputs[0].shape[1] * 2
+        return node.size * node.inputs[0].shape[1] * 2
     if node.op.category in FREE:
         return 0
     source = node.inputs[0] if node.op.category == "reduce" else node
-    return product(source.shape)
+    return source.size
 
 
 def bytes_moved(nodes: Sequence[Node]) -> Size:
@@ -71,7 +71,7 @@ def bytes_moved(nodes: Sequence[Node]) -> Size:
     moved: Size = 0
     for n in nodes:
         if isinstance(n.type, Array):
-            moved = moved + product(n.shape) * n.dtype.size
+            moved = moved + n.bytes
     return moved
 
 
@@ -121,16 +121,16 @@ def instructions(stored: Iterable[Node], known: set[Node], rounded: set[Node]) -
     """About how many instructions compute one element of values, from those that are known."""
     found = list(stored)
     each = [i for n in found for i in (n.inputs if n.op.category == "reduce" else (n,))]
-    size = max((product(n.shape) for n in each), key=high, default=0)
+    size = max((n.size for n in each), key=high, default=0)
     total = 0  # what is one for a row counts little
     for node in evaluated([n for n in found if n not in known], known):
-        if node in known or node.op in MOVEMENT or not node.inputs or product(node.shape) == 1:
+        if node in known or node.op in MOVEMENT or not node.inputs or node.size == 1:
             continue
         plain, exact = INSTRUCTIONS.get(node.op, (1, 0))
         short = node in rounded or node.dtype.bits <= 16
         quick = node.dtype.is_integer or (short and node.op in QUICK)
         plain *= DOUBLE if node.dtype is float64 else 1
-        total += plain + EXACT * (0 if quick or product(node.shape) != size else exact)
+        total += plain + EXACT * (0 if quick or node.size != size else exact)
     return total
 
 
@@ -222,7 +222,7 @@ class Extents:
             self.own[node] = self._of(node)
         if node.op not in INLINE and self.own[node].nodes > least_held(node):
             inside = [i for i in node.inputs if i not in self.values]
-            if self.holds_much(inside, max([high(product(i.shape)) for i in inside], default=0)):
+            if self.holds_much(inside, max([high(i.size) for i in inside], default=0)):
                 for i in inside:
                     self._store(i)
                 self.own[node] = self._of(node)
@@ -237,7 +237,7 @@ class Extents:
             counts = node in held or node not in self.values
             if counts and node.op not in MOVEMENT and isinstance(node.type, Array):
                 each = weight_of(node) * (DOUBLE if node.dtype is float64 else 1)
-                total += each if high(product(node.shape)) >= size else 0
+                total += each if high(node.size) >= size else 0
             if total > most:
                 return True
         return False

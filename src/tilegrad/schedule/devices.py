@@ -15,11 +15,9 @@ from typing import Any
 
 from ..core.config import config
 from ..ir.node import Node
-from ..ir.symbol import Size
-from ..ir.types import product
 from .check import check_schedule
 from .reuse import Life, plan_memory, widen
-from .schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot, Transfer, slots_of
+from .schedule import Control, Kernel, Label, Schedule, Slot, Transfer
 
 
 @dataclass
@@ -41,7 +39,7 @@ class Part:
         owner = schedule.storage(slot)
         found = []
         for number, kernel in enumerate(schedule.kernels):
-            if any(schedule.storage(s) == owner for x in kernel.steps for s in slots_of(x)):
+            if any(schedule.storage(s) == owner for x in kernel.steps for s in x.slots):
                 found.append(number)
         return found or [last]
 
@@ -90,11 +88,10 @@ class Joiner(Schedule):
         source, target = self.slot_of[move.source], self.slot_of.get(move.value)
         if target is None:
             target = self.new_slot(move.value, "scratch", move.device)
-        bytes: Size = product(move.value.shape) * move.value.dtype.size
         at = len(self.kernels)
         kernel = Kernel("transfer", "transfer", ((move.source,), (move.value,)))
-        kernel.steps = [Transfer(source, target, bytes)]
-        kernel.bytes, kernel.device = bytes * 2, move.device
+        kernel.steps = [Transfer((source, target))]
+        kernel.bytes, kernel.device = self.slots[target].type.bytes * 2, move.device
         self.kernels.append(kernel)
         for slot in (source, target):
             self.widen(slot, at, at)
@@ -159,14 +156,12 @@ class Joiner(Schedule):
 
 
 def _renumbered(step: Any, number: Sequence[int], labels: int) -> Any:
-    if isinstance(step, Launch):
-        return Launch(step.body, tuple(number[s] for s in step.slots))
-    if isinstance(step, Copy):
-        return replace(step, source=number[step.source], target=number[step.target])
-    if isinstance(step, Control):
-        label = step.label + labels if step.label >= 0 else -1
-        return replace(step, slots=tuple(number[s] for s in step.slots), label=label)
-    return Label(step.number + labels)
+    if isinstance(step, Label):
+        return Label(step.number + labels)
+    moved = replace(step, slots=tuple(number[s] for s in step.slots))
+    if isinstance(step, Control) and step.label >= 0:
+        moved.label += labels
+    return moved
 
 
 def join(

@@ -25,6 +25,7 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import (
+    Expr,
     Size,
     ceil_divide,
     coefficient,
@@ -39,22 +40,18 @@ from ..ir.symbol import (
     round_up,
     substitute,
 )
-from ..ir.types import Array, Memory, product
+from ..ir.types import Array, Memory
 from ..tile import ops as tile_ops
 from . import plan as plans
-from . import sheet as parameters
-from .access import Condition, Place, atom_of, offset_of, reads_below
+from .access import Condition, Place, atom_of, offset_of, reads_below, through
 from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .plan import Plan
-from .problem import breaks_of_groups, problem_of, stride_of
+from .problem import SIZE, A, B, breaks_of_groups, problem_of
 from .region import Region
 from .sheet import Parameter, Sheet
 
 FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
-
-A, B = 0, 1  # the sides of a product
-SIZE = (1, 3)  # which of its sizes is that of a side's other axis
 
 
 class DotLowering:
@@ -70,8 +67,8 @@ class DotLowering:
     stop: Size  # the row after its last
     live: Size  # panels of columns that it has
 
-    def __init__(self, region: Region, target: Target, name: str) -> None:
-        self.region, self.target, self.name = region, target, name
+    def __init__(self, region: Region) -> None:
+        self.region, self.target = region, region.target
         self.problem = problem_of(region.anchor)
         self.stored = region.stored
         self.accumulator = dtypes.accumulator(region.anchor.inputs[0].dtype).wide
@@ -97,7 +94,7 @@ class DotLowering:
         """The Body."""
         self.plan = self.choose()
         self.parts = ceil_divide(self.depth, self.plan.block_k)
-        self.sheet = Sheet(self.name, [*parameters.of_region(self.region), *self.partial_sums()])
+        self.sheet = Sheet.of(self.region, *self.partial_sums())
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
         self.partial = self.sheet.others.get("partial")
         if self.partial is None and self.parts != 1 and self.keeps_sums:
@@ -114,7 +111,7 @@ class DotLowering:
         dot = self.region.anchor
         if self.parts == 1 or not self.keeps_sums or self.sums_in_result():
             return []
-        memory = Memory((product(dot.shape),), self.accumulator, "global", "state")
+        memory = Memory((dot.size,), self.accumulator, "global", "state")
         return [Parameter("partial", memory, ("scratch", Array(dot.shape, self.accumulator)))]
 
     def body(self) -> Size:
@@ -149,8 +146,11 @@ class DotLowering:
         """The strides of an operand along k and along its other axis, where it is linear there."""
         sizes = self.problem.sizes
         probes = loop_index("probe_k", sizes[2]), loop_index("probe_other", sizes[SIZE[side]])
-        place = self.place(side, *probes)
-        return [stride_of(self.e, *place, probe) for probe in probes]
+        place = through(*self.place(side, *probes), self.e.memories)
+        if place is None:
+            return [None, None]
+        offset = offset_of(*place)
+        return [coefficient(offset, p) if isinstance(p, Expr) else 0 for p in probes]
 
     def allocate_scratch(self) -> None:
         """Scratch for what is packed, and for a register tile."""
@@ -203,9 +203,7 @@ class DotLowering:
     def place(self, side: int, k: Size, other: Size) -> Place:
         """Where a is read at a row, or b at a column."""
         p = self.problem
-        if side == A:
-            return p.a, p.index_a(self.batch, other, k)
-        return p.b, p.index_b(self.batch, k, other)
+        return (p.a, p.b)[side], p.index(side, self.batch, other, k)
 
     def at(self, side: int, k: Size, other: Size) -> Node:
         """What is packed of an operand: 0 where k is past its end."""
@@ -453,12 +451,12 @@ class VectorProducts(Family):
         """Rows of groups that are mostly alone are no product."""
         return () if invariant() else breaks_of_groups(node, 1)
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """The roofline at the accumulator's rate: products are made in its dtype."""
         flops, _ = region.work
-        rate = target.peak_flops(dtypes.accumulator(region.anchor.inputs[0].dtype).wide)
-        return [Offer(max(roofline(region, target), high(flops) / max(1.0, rate)))]
+        rate = region.target.peak_flops(dtypes.accumulator(region.anchor.inputs[0].dtype).wide)
+        return [Offer(max(roofline(region), high(flops) / max(1.0, rate)))]
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Bodies."""
-        return [DotLowering(region, target, name).lower()]
+        return [DotLowering(region).lower()]

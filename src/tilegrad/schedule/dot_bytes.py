@@ -13,15 +13,14 @@ Invariant: k past its end is 0 in b; int32 wraps around, so sums are exact where
 from __future__ import annotations
 
 from ..core.dtype import int8
-from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
 from ..tile import ops as tile_ops
-from .dot import PAD, B, DotLowering, VectorProducts
+from .dot import PAD, DotLowering, VectorProducts
 from .family import Bodies, Offer, Offers, roofline
 from .plan import Plan
-from .problem import Problem
+from .problem import B, Problem
 from .region import Region
 
 SIGNS = -0x7F7F7F80  # 128 in each byte of a word
@@ -36,9 +35,9 @@ class ByteLowering(DotLowering):
 
     word = step = 4
 
-    def __init__(self, region: Region, target: Target, name: str) -> None:
-        super().__init__(region, target, name)
-        self.input, self.signed = int8, target.has("dotprod")
+    def __init__(self, region: Region) -> None:
+        super().__init__(region)
+        self.input, self.signed = int8, self.target.has("dotprod")
 
     def at(self, side: int, k: Size, other: Size) -> Node:
         """What is packed: the sign of a turned where bytes are multiplied without."""
@@ -158,18 +157,18 @@ class StreamedBytes(ByteLowering):
 class ByteProducts(VectorProducts):
     """Products of int8 on vectors, by instructions of bytes."""
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """The roofline: of many rows where no matrix unit takes them."""
         if not of_bytes(region.anchor):
             return "operands are not int8"
-        if target.matrix_units(int8, int8) and not streams_bytes(region.anchor):
+        if region.target.matrix_units(int8, int8) and not streams_bytes(region.anchor):
             return "a matrix unit multiplies many rows"
-        return [Offer(roofline(region, target))]
+        return [Offer(roofline(region))]
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Bodies."""
         kind = StreamedBytes if streams_bytes(region.anchor) else ByteLowering
-        return [kind(region, target, name).lower()]
+        return [kind(region).lower()]
 
 
 def of_bytes(node: Node) -> bool:

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import Any
 
 from ..core.config import invariant
 from ..core.target import Target
@@ -21,21 +22,19 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, high
 from ..kernels.matmul.joint import JointMatmul
-from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import FITTED, ranked
 from ..kernels.matmul.shape import Operands
 from ..kernels.matmul.table import PLAIN
 from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
-from ..tile.build import Body
 from .access import base_of
 from .dot_wide import FEW_TOKENS, WideDot, accepts
 from .family import Bodies, Family, Offer, Offers
 from .fuse import Fuser
 from .lowering import Lowering
 from .problem import breaks_of_groups
-from .region import REDUCE, Cut, Region, bit, leaves_of
+from .region import REDUCE, Cut, Region, bit
 from .values import is_part
 
 MOST_WEIGHTS = 4  # of one launch
@@ -94,8 +93,8 @@ class _Joiner:
     def wide(self, region: Region) -> WideDot:
         """The Region as the library's kernel sees it."""
         if region.number not in self.lowered:
-            reads = region.reads_among(self.fuser.values)
-            self.lowered[region.number] = WideDot(region, reads, self.target, choose=False)
+            region.find_inputs()
+            self.lowered[region.number] = WideDot(region)
         return self.lowered[region.number]
 
     # ---- what may join --------------------------------------------------------------------
@@ -119,12 +118,8 @@ class _Joiner:
         if not self.closed([first, second]) or not self.in_time([first, second]):
             return False
         own = {*first.values, *second.values}
-        joint = Region("dot", [*first.values, *second.values], first.total)
-        return all(
-            self.fuser.aligned(v, joint, leaves_of(v, self.fuser.values), own)
-            for v in joint.values
-            if v.op is not ops.dot
-        )
+        joint = replace(first, values=[*first.values, *second.values])
+        return all(self.fuser.aligned(v, joint, own) for v in joint.values if v.op is not ops.dot)
 
     def sets(self, regions: Sequence[Region]) -> list[list[Region]]:
         """Sets of which none needs another."""
@@ -187,7 +182,8 @@ class _Joiner:
         """Put a joint Region in the place of its parts."""
         fuser, numbers = self.fuser, {p.number for p in parts}
         values = [v for p in parts for v in p.values]
-        joint = Joint(kind, values, parts[0].total, number=min(numbers), parts=parts)
+        joint = Joint(kind, self.target, fuser.values, values, parts[0].total, parts=parts)
+        joint.number = min(numbers)
         own, joint.needs = _together(parts)
         joint.after = set.union(*(p.after for p in parts)) - numbers
         joint.reads = set.union(*(p.reads for p in parts)) - set(values)
@@ -212,34 +208,34 @@ def _together(regions: Sequence[Region]) -> tuple[int, int]:
 
 def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
     """The joint problem, or None where there is none."""
-    first, every = parts[0].operands, [p.operands for p in parts]
-    batched = first is not None and first.batch != 1 and not (first.block and gated)
-    if first is None or batched or first.sparse or first.scaled or (first.block and not gated):
+    every = [p.operands for p in parts if p.operands is not None]
+    if len(every) < len(parts):
+        return None
+    first, results = every[0], {o.result for o in every}
+    if first.sparse or first.scaled or (not gated if first.block else first.batch != 1):
         return None
     row_groups = {(*p.dot.inputs[2:3], *ops.group_lists(p.dot)) for p in parts}  # ends, their list
     if any(p.left != parts[0].left for p in parts) or len(row_groups) > 1:
         return None
-    same = [o is not None and replace(o, n=first.n, result=first.result) == first for o in every]
-    weights = tuple(o.n for o in every if o is not None and isinstance(o.n, int))
-    if not all(same) or len(weights) != len(parts):
+    if any(replace(o, n=first.n, result=first.result) != first for o in every):
         return None
-    if gated:
+    weights = tuple(high(o.n) for o in every)
+    if gated:  # the last sees the products of all
         results = {v.dtype for v in parts[-1].stored}
         fits = len(set(weights)) == 1 and len(results) == 1
-        result = parts[-1].stored[0].dtype
-        return replace(first, result=result, weights=weights, gated=True) if fits else None
-    if any(o is not None and o.result != first.result for o in every):
-        return None
-    return replace(first, n=sum(weights), weights=weights)
+        return replace(first, result=results.pop(), weights=weights, gated=True) if fits else None
+    return replace(first, n=sum(weights), weights=weights) if len(results) == 1 else None
 
 
 class JointDot(WideDot):
     """Lowers one joint Region."""
 
-    def __init__(self, region: Joint, reads: Sequence[Node], target: Target) -> None:
-        self.parts = [WideDot(p, reads, target, choose=False) for p in region.parts]
+    def __init__(self, region: Joint) -> None:
+        for part in region.parts:
+            part.inputs = region.inputs
         self.gated = region.gated
-        super().__init__(region, reads, target)
+        super().__init__(region, [WideDot(part) for part in region.parts])
+        self.written = [self] if self.gated else self.parts
 
     def _operands(self) -> Operands | None:
         joint = joint_operands(self.parts, self.gated)
@@ -255,65 +251,47 @@ class JointDot(WideDot):
         operands = {self.left.node, *(p.right.node for p in self.parts)}
         return "reads" if set(self.reads) - operands else PLAIN
 
-    def build(self, x: Operands) -> Body:
+    def matmul(self, x: Operands) -> Any:
         """The joint kernel over this Region's parameters."""
-        if isinstance(self.plan, MatvecPlan):
-            parts = [(p.stored[0], self.shared(p)) for p in self.parts if not self.gated]
-            return self.build_matvec(parts or [(self.stored[0], self)])
-        _, m, _, n = self.problem.sizes
-        if self.gated:
-            stored, epilogues = [(self.stored[0], n)], [self.epilogue]
-        else:
-            stored = [(p.stored[0], p.problem.sizes[3]) for p in self.parts]
-            epilogues = [self.shared(p).epilogue for p in self.parts]
-        results = [self.b.matrix(self.outputs[v], (m, size), (size, 1)) for v, size in stored]
-        self.kernel = (GroupedJoint if x.block else JointMatmul)(
+        results = [w.result for w in self.written]
+        return (GroupedJoint if x.block else JointMatmul)(
             x,
             self.plan,
             self.b,
             self.tokens(),
-            [self.weights(p) for p in self.parts],
+            [part.weights() for part in self.parts],
             results,
-            epilogues,
+            [w.epilogue for w in self.written],
             self.prologue if self.wholes else None,
         )
-        for part in self.parts:
-            part.kernel, part.totals = self.kernel, self.totals
-        return self.listed(self.kernel).build()
-
-    def shared(self, part: WideDot) -> WideDot:
-        """A part that builds into this Body."""
-        part.b, part.e, part.outputs, part.choice = self.b, self.e, self.outputs, self.choice
-        return part
 
 
 def takes_parts(part: Node, region: Region, cut: Cut) -> bool:
     """Whether the library's kernel of a product can leave the sums of its blocks behind."""
     if not is_part(part):
         return False
-    source, values = part.inputs[0].inputs[0], cut.values
+    source = part.inputs[0].inputs[0]
     if source.shape != region.anchor.shape:
         return False
-    if not cut.aligned(source, region, leaves_of(source, values)):
+    if not cut.aligned(source, region):
         return False
     stored = [v for v in region.values if not is_part(v)]
-    like = Region("dot", region.values, region.total, stored=stored)
-    reads = like.reads_among(values)
-    like.stored = [*stored, part]
-    found = WideDot(like, reads, cut.target)
+    like = replace(region, values=[*region.values, part], stored=[*stored, part])
+    like.find_inputs()
+    found = WideDot(like)
     return found.asynchronous and found.choice is not None
 
 
 class LibraryProducts(Family):
     """Products by kernels of the library: on matrix units, alone or several in one launch."""
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
+    def grow(self, region: Region, node: Node, cut: Cut) -> bool:
         """Whether a value can be computed of the product on its way out: sums over blocks of
         columns that the kernel has whole too."""
         if region.kind == "dot" and node.op in REDUCE:
             leaves_sums = region.anchor.op is ops.dot and bool(cut.target.asynchronous_units)
             return leaves_sums and takes_parts(node, region, cut)
-        return super().grow(region, node, leaves, cut)
+        return super().grow(region, node, cut)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """Few rows are one tile, a longer one or two, and weights are all that is read: (the rows,
@@ -326,16 +304,15 @@ class LibraryProducts(Family):
         mosts = (FEW_TOKENS // 2, FEW_TOKENS, FITTED, 2 * FEW_TOKENS)
         return () if few else [(rows, most + 1) for most in mosts]
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """The Plan that its model of time, or a table of measured ones, puts first."""
-        given = (region.inputs, target)
-        dot = JointDot(region, *given) if isinstance(region, Joint) else WideDot(region, *given)
+        dot = JointDot(region) if isinstance(region, Joint) else WideDot(region)
         if dot.operands is None:
             return "the operands are no plain matrices in a dtype of its matrix units"
         if dot.choice is None:
             return "no Plan fits"
         return [Offer(dot.choice.seconds, dot, "model of the kernel")]
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Body."""
-        return [offer.plan.lower(name)]
+        return [offer.plan.lower()]

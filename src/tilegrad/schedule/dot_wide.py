@@ -10,19 +10,19 @@ lowering: from operands to the hole of the kernel's epilogue, each step used by 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from .. import tile
 from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32
-from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological, walk
-from ..ir.symbol import Size, floor_divide, high, loop_index, power_of_two, round_up
-from ..ir.types import product
+from ..ir.symbol import Size, floor_divide, high, loop_index, power_of_two
+from ..ir.types import Shape
 from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LONG, GroupedMatvec, Matvec, MatvecPlan, line_of
 from ..kernels.matmul.matvec import choose as choose_matvec
@@ -35,72 +35,25 @@ from ..kernels.matmul.wide import WideMatmul
 from ..kernels.matmul.wide_blocks import BlockMatmul
 from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
-from ..tile.build import Body
 from . import sheet as parameters
-from .access import MOVEMENT, Index, base_of, offset_of, reads_below, strides_of, through, unravel
+from .access import MOVEMENT, Index, base_of, offset_of, reads_below, unravel
 from .cost import instructions
 from .family import Made
-from .problem import problem_of
+from .problem import ALIGNMENT, A, B, Matrix, matrix_of, problem_of
 from .region import Region
 from .threads.tiles import ThreadSheet
 from .values import is_part, is_whole
 
-ALIGNMENT = 16  # bytes
 FEW_TOKENS = 128  # tokens
 SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """How an operand lies: the stored Node, and element strides of batch, rows and columns."""
-
-    node: Node
-    batch: int
-    rows: int
-    columns: int
-
-    @property
-    def aligned(self) -> bool:
-        """Whether a tensor map can describe it: one axis dense, the others in steps of 16 bytes."""
-        size = self.node.dtype.size
-        others = [s for s in (self.rows, self.columns) if s != 1]
-        return 1 in (self.rows, self.columns) and all(
-            s > 0 and s * size % ALIGNMENT == 0 for s in (*others, self.batch or ALIGNMENT)
-        )
-
-
-def matrix_of(
-    node: Node, index: Index, probes: Sequence[Size], reads: Container[Node], copied: bool = True
-) -> Matrix | None:
-    """How an operand lies, or None where it is no plain matrix (that a tensor map describes, where
-    it is copied)."""
-    place = through(node, index, reads)
-    lies = None if place is None else strides_of(offset_of(*place), probes)
-    if place is None or lies is None or lies[1] != 0:
-        return None
-    strides = [s for s in lies[0] if isinstance(s, int)]
-    if len(strides) < len(probes):
-        return None
-    step = round_up(max(1 + high(p) for p in probes[1:]), ALIGNMENT)
-    single = [isinstance(p, int) for p in probes[1:]]  # a row or column: any step will do
-    found = Matrix(place[0], strides[0], *(step if x else s for x, s in zip(single, strides[1:])))
-    return found if found.aligned or not copied else None
-
-
 class WideDot:
     """Lowers one Region of a dot to the wide matmul; `choice` is None where it does not apply."""
 
-    parts: list[WideDot] = []  # products that its epilogue gets pieces of: itself, or several
-
-    def __init__(
-        self,
-        region: Region,
-        reads: Sequence[Node],
-        target: Target,
-        choose: bool = True,
-    ) -> None:
-        self.region, self.reads, self.target = region, list(reads), target
+    def __init__(self, region: Region, parts: Sequence[WideDot] = ()) -> None:
+        self.region, self.reads, self.target = region, region.inputs, region.target
         self.dot = region.anchor
         self.stored = [v for v in region.stored if not is_part(v)]
         self.block_sums = [v for v in region.stored if is_part(v)]  # sums of blocks of columns
@@ -110,17 +63,17 @@ class WideDot:
         self.kernel: Any = None  # that is being built
         self.brought: dict[tuple[int, int], list[tuple[Node, Index, Node]]] = {}  # read early
         self.problem = problem_of(self.dot)
-        self.parts = self.parts or [self]
-        # several products in one launch (choose=False) are made beside the threads alone
-        self.operands = self._operands() if choose or self.asynchronous else None
-        self.choice: Choice[Any] | None = None
+        self.parts = parts or [self]  # products that its epilogue gets pieces of
+        self.written: Sequence[WideDot] = [self]  # those whose results its kernel stores
+        self.operands = self._operands()
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
-        if choose and self.operands is not None:
-            self.choice = self._choose(self.operands)
 
-    def _choose(self, x: Operands) -> Choice[Any] | None:
-        """The Plan that a table or the model of time puts first."""
-        target = self.target
+    @cached_property
+    def choice(self) -> Choice[Any] | None:
+        """The Plan that a table or the model of time puts first; None where none fits."""
+        x, target = self.operands, self.target
+        if x is None:
+            return None
         if x.block:
             few = not invariant() and not matvec_why_not(x, target)
             return choose_matvec(x, target) if few else choose_grouped(x, target)
@@ -207,16 +160,15 @@ class WideDot:
             return None
         at = [loop_index(name, s) for name, s in zip(("batch", "m", "k", "n"), p.sizes)]
         row = loop_index("m", p.source.shape[0]) if p.gathered else at[1]
-        a = matrix_of(p.source, p.index_a(at[0], row, at[2]), (at[0], row, at[2]), self.reads)
-        b = self._right(at)
-        result = self.stored[0]
-        fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
-        if b is None or not fits:
+        left = (at[0], row, at[2])
+        a = matrix_of(p.source, p.index(A, *left), left, self.reads)
+        b, result = self._right(at), self.stored[0].dtype
+        if b is None or high(n) * result.size % ALIGNMENT:
             return None
         self.left, self.right = a or Matrix(p.a, 0, 0, 1), b
         along = self.left.columns == 1, b.rows == 1
-        found = Operands(m, n, k, dtype, result.dtype, *along, batch, block=block)
-        found = replace(found, sparse=sparse, scaled=scaled)
+        kind: dict[str, Any] = {"block": block, "sparse": sparse, "scaled": scaled}
+        found = Operands(m, n, k, dtype, result, *along, batch, **kind)
         if a is None:  # computed by every program that reads it, if at all
             alone = p.a not in self.reads and not block and not sparse and not scaled
             return found if alone and not matvec_why_not(found, self.target) else None
@@ -238,7 +190,7 @@ class WideDot:
             half = loop_index("k", high(p.sizes[2]) // 2)
             return matrix_of(stored, (n, half), (batch, half, n), self.reads)
         right = stored if self.dot.op is ops.block_dot else p.b
-        return matrix_of(right, p.index_b(batch, k, n), (batch, k, n), self.reads)
+        return matrix_of(right, p.index(B, batch, n, k), (batch, k, n), self.reads)
 
     def _scales(self) -> list[Matrix]:
         """How the scales of both operands of blocks lie; none where the kernel has other blocks."""
@@ -259,40 +211,41 @@ class WideDot:
         plain = all(v is self.dot or v.op is ops.cast or v.op in MOVEMENT for v in between)
         return PLAIN if plain else "computes"
 
-    def lower(self, name: str) -> Made:
+    def lower(self) -> Made:
         """The Body."""
         assert self.operands is not None
         given = parameters.reads(self.reads, self.region.constants)
-        sheet = ThreadSheet(name, [*given, *parameters.results(self.region.stored)])
+        sheet = ThreadSheet(self.region.name, [*given, *parameters.results(self.region.stored)])
         self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
         self.e.rounded, self.e.turns = self.region.rounded, False
-        return sheet.made(self.build(transposed(self.operands) if self.turned else self.operands))
+        x = transposed(self.operands) if self.turned else self.operands
+        every = (self, *self.parts)
+        for part in every:
+            part.b, part.e, part.outputs, part.choice = self.b, self.e, self.outputs, self.choice
+        kernel = self.matvec() if isinstance(self.plan, MatvecPlan) else self.matmul(x)
+        for part in every:
+            part.kernel, part.totals = kernel, self.totals
+        return sheet.made(self.listed(kernel).build())
 
-    def build(self, x: Operands) -> Body:
+    def matmul(self, x: Operands) -> Any:
         """The kernel over this Region's parameters."""
-        plan = self.plan
-        if isinstance(plan, MatvecPlan):
-            return self.build_matvec([(self.stored[0], self)])
-        given = (self.b, self.memories(), self.epilogue)
+        plan, given = self.plan, (self.b, self.memories(), self.epilogue)
         if isinstance(plan, ThreadPlan):
-            self.kernel = ThreadMatmul(x, plan, *given)
-            return self.kernel.build()
+            return ThreadMatmul(x, plan, *given)
         known = {*self.reads, *self.region.values[:1]}
         costly = instructions(self.stored, known, self.region.rounded) > COSTLY
         self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
-        residuals = [self.like_result(self.e.memories[r]) for r in self.near]
         kinds = [(x.block, GroupedMatmul), (x.sparse, SparseMatmul), (x.scaled, BlockMatmul)]
         kind = next((kind for fits, kind in kinds if fits), WideMatmul)
-        self.kernel = kind(
+        return kind(
             x,
             plan,
             *given,
             costly=costly,
-            residuals=residuals,
+            residuals=[self.like_result(self.e.memories[r]) for r in self.near],
             prologue=self.prologue if self.wholes else None,
             ask=self.ask if self.asks(x) else None,
         )
-        return self.listed(self.kernel).build()
 
     def listed(self, kernel: Any) -> Any:
         """A kernel that knows its list of blocks or the words of its weights, where it has some."""
@@ -321,30 +274,26 @@ class WideDot:
         few = m <= FEW_TOKENS or (m <= 2 * FEW_TOKENS and bool(self.block_sums))
         return few and x.batch == 1 and not x.block and not self.near
 
-    def build_matvec(self, results: Sequence[tuple[Node, WideDot]]) -> Body:
-        """One token: the weights of the parts, and who computes each result of them."""
-        x, b = self.operands, self.b
+    def matvec(self) -> Any:
+        """The kernel of one token: the weights of the parts in lines."""
+        x = self.operands
         assert x is not None
         k, lead = high(x.k), (x.batch,) if x.block else ()
-        line = line_of(k)
-        memories = [self.e.memories[p.right.node] for p in self.parts]
-        sizes = [high(p.problem.sizes[3]) for p in self.parts]
-        self.kernel = (GroupedMatvec if x.block else Matvec)(
+        line, weights = line_of(k), []
+        for part in self.parts:
+            memory, size = self.e.memories[part.right.node], high(part.problem.sizes[3]) * k
+            strides = (*(size for _ in lead), line, 1)
+            weights.append(self.b.matrix(memory, (*lead, size // line, line), strides))
+        return (GroupedMatvec if x.block else Matvec)(
             x,
             self.plan,
-            b,
+            self.b,
             self.token,
-            [
-                b.matrix(m, (*lead, n * k // line, line), (*(n * k for _ in lead), line, 1))
-                for m, n in zip(memories, sizes)
-            ],
-            [w.like_result(self.outputs[v]) for v, w in results],
-            [w.epilogue for _, w in results],
-            [w.ask for _, w in results],
+            weights,
+            [w.result for w in self.written],
+            [w.epilogue for w in self.written],
+            [w.ask for w in self.written],
         )
-        for part in self.parts:
-            part.kernel, part.totals = self.kernel, self.totals
-        return self.listed(self.kernel).build()
 
     def ask(self, shape: tuple[int, int], where: tuple[Size, Size, Size]) -> None:
         """Read what the epilogue of a piece will want, so that it need not wait for it."""
@@ -372,7 +321,7 @@ class WideDot:
         shape = (k // size, size)
         with self.e.tile(0, shape[0], shape[0], 0, size, size) as (line, at):
             place = line * size + at
-            found = b.cast(self.e.value(p.a, p.index_a(0, row, place)), float32)
+            found = b.cast(self.e.value(p.a, p.index(A, 0, row, place)), float32)
             for whole in self.wholes:
                 source = whole.inputs[0]
                 x = b.broadcast(self.e.value(source, unravel(place, source.shape)), shape)
@@ -399,17 +348,21 @@ class WideDot:
             return self.b.matrix(memory, (m, n), (n, 1))
         return self.b.matrix(memory, (batch, m, n), (m * n, n, 1))
 
+    @property
+    def result(self) -> Node:
+        """What the kernel itself stores, as a matrix or a batch of them."""
+        return self.like_result(self.outputs[self.stored[0]])
+
     def memories(self) -> tuple[Node, Node, Node]:
         """a, b and the result as matrices, in the order the kernel wants."""
-        a, b = self.tokens(), self.weights(self)
-        c = self.like_result(self.outputs[self.stored[0]])
+        a, b, c = self.tokens(), self.weights(), self.result
         return (b, a, c) if self.turned else (a, b, c)
 
-    def weights(self, part: WideDot) -> Node:
-        """The right operand of a product as stored."""
-        _, _, k, n = part.problem.sizes
-        k = floor_divide(k, 2) if part.dot.op is ops.sparse_dot else k
-        return self.matrix(part.right, (n, k), part.right.columns, part.right.rows)
+    def weights(self) -> Node:
+        """The right operand as stored."""
+        _, _, k, n = self.problem.sizes
+        k = floor_divide(k, 2) if self.dot.op is ops.sparse_dot else k
+        return self.matrix(self.right, (n, k), self.right.columns, self.right.rows)
 
     def tokens(self) -> Node:
         """The left operand as stored."""
@@ -466,9 +419,7 @@ class WideDot:
                 total = self.b.part(total, (self.kernel.piece,), (columns,))
             self.e.bind(whole, unravel(at, whole.shape), total)
 
-    def hand_on(
-        self, own: Index, at_m: Size, row: Size, column: Size, shape: tuple[int, int]
-    ) -> None:
+    def hand_on(self, own: Index, at_m: Size, row: Size, column: Size, shape: Shape) -> None:
         """Store the sums of a piece's blocks of columns."""
         b, e, turned, n = self.b, self.e, self.turned, self.problem.sizes[3]
         for v in self.block_sums:
@@ -489,28 +440,19 @@ class WideDot:
         the ring brought; last: where."""
         *pieces, (batch, row, column) = given
         piece: Node = pieces[0]
-        rows, columns = piece.shape
-        dots = [p.dot for p in self.parts]  # of which each gives a piece
         with self.piece(piece.shape, (batch, row, column)) as (at_m, at_n):
-            near = dict(zip(self.near, pieces[len(dots) :]))
-            kind, own_pieces = self.dot.dtype.wide, pieces[: len(dots)]
-            sums = [
-                own.problem.scaled(self.e, self.b.cast(p, kind), batch, at_n)
-                for own, p in zip(self.parts, own_pieces)
-            ]
-            rounded = [self.e.settled(p, self.dot) for p in sums]
-            linear = self.problem.linear(batch, at_m, at_n)
+            for part, sums in zip(self.parts, pieces):
+                part.problem.bind(self.e, sums, batch, at_n)
             own = self.problem.result_index(batch, at_m, at_n)
             if self.totals:
-                self.bind_wholes(at_m, columns)
-            self.e.own.update(zip(dots, rounded))
+                self.bind_wholes(at_m, piece.shape[1])
             for known in self.brought.get((self.kernel.own, self.kernel.piece), ()):
                 self.e.bind(*known)
-            for read, brought in near.items():
+            for read, brought in zip(self.near, pieces[len(self.parts) :]):
                 self.e.bind(read, own, self.b.cast(brought, read.dtype.wide))
             values = []
             for v in self.stored:
-                at = own if v.shape == self.dot.shape else unravel(linear, v.shape)
+                at = self.problem.index_like(v, batch, at_m, at_n)
                 values.append((v, at, self.e.value(v, at)))
             only = None
             if isinstance(self.kernel, Grouping):  # rows past the block's last are the next group's
@@ -518,7 +460,7 @@ class WideDot:
                 only = self.b.broadcast(own_rows, piece.shape)
             for v, at, value in values[1:]:
                 self.e.store(self.outputs[v], value, offset_of(v, at), only)
-            self.hand_on(own, at_m, row, column, (rows, columns))
+            self.hand_on(own, at_m, row, column, piece.shape)
             return self.b.broadcast(values[0][2], piece.shape)
 
 
@@ -530,4 +472,4 @@ def block_of(part: Node) -> int:
 def accepts(stored: Node, dot: Node) -> bool:
     """Whether the kernel can store a value that is computed of a dot's products."""
     taken = (bfloat16, float16, float32, float8_e4m3, int8, int32)
-    return product(stored.shape) == product(dot.shape) and stored.dtype in taken
+    return stored.size == dot.size and stored.dtype in taken

@@ -137,9 +137,10 @@ def rows_of(kind: str, op: str, target: Target) -> tuple[Row, ...]:
     return (*others, *ours)
 
 
-def families_of(region: Region, target: Target) -> list[Family]:
+def families_of(region: Region) -> list[Family]:
     """The Families that may offer for a Region, those from outside first."""
-    return [family_of(row) for row in rows_of(region.kind, region.anchor.op.name, target)]
+    rows = rows_of(region.kind, region.anchor.op.name, region.target)
+    return [family_of(row) for row in rows]
 
 
 def outside_rows(op: str) -> list[Row]:

@@ -56,10 +56,10 @@ class Family:
     name = ""
     fallback = False  # whether it is taken only where no other Family offers
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value, which reads `leaves`, may join a Region of this Family: one of loops at
-        its own elements, one of a product on the product's way out."""
-        return cut.fits_loops(node, region, leaves) or cut.follows(node, region, leaves)
+    def grow(self, region: Region, node: Node, cut: Cut) -> bool:
+        """Whether a value may join a Region of this Family: one of loops at its own elements, one
+        of a product on the product's way out."""
+        return cut.fits_loops(node, region) or cut.follows(node, region)
 
     def why_not(self, node: Node, target: Target) -> str:
         """Why no Region that starts with a Node is taken, before Regions are cut; '' if one may."""
@@ -74,11 +74,11 @@ class Family:
         """The Preparation that makes what kernels read of a constant Node; None: as it is."""
         return None
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """Plans for a Region with their seconds, or why there is none."""
-        return [Offer(roofline(region, target))]
+        return [Offer(roofline(region))]
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Bodies of a Region by an offer of this Family."""
         raise InternalError("schedule.family", f"{self.name} lowers nothing: {region.values}")
 
@@ -90,12 +90,12 @@ class Family:
 class ByFunction(Family):
     """A Family that lowers all Regions of its kinds by one function."""
 
-    def __init__(self, function: Callable[[Region, Target, str], Bodies]) -> None:
+    def __init__(self, function: Callable[[Region], Bodies]) -> None:
         self.function = function
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """What the function gives for (region, target, name)."""
-        return self.function(region, target, name)
+    def lower(self, region: Region, offer: Offer) -> Bodies:
+        """What the function gives."""
+        return self.function(region)
 
 
 @dataclass(frozen=True)
@@ -108,19 +108,17 @@ class Verdict:
     why: str
 
 
-def roofline(region: Region, target: Target) -> float:
+def roofline(region: Region) -> float:
     """Seconds at the Target's peak rates."""
-    flops, dtype = region.work
+    (flops, dtype), target = region.work, region.target
     moved = bytes_moved([*region.inputs, *region.stored])
     peaks = target.peak_flops(dtype), target.peak_bytes()
     return max(high(flops) / max(1.0, peaks[0]), high(moved) / max(1.0, peaks[1]))
 
 
-def select(
-    families: Sequence[Family], region: Region, target: Target
-) -> tuple[Family, Offer, Verdict]:
+def select(families: Sequence[Family], region: Region) -> tuple[Family, Offer, Verdict]:
     """The Family and the offer that a Region is lowered by."""
-    answers = [(family, family.offers(region, target)) for family in families]
+    answers = [(family, family.offers(region)) for family in families]
     if all(isinstance(found, str) for _, found in answers):
         said = "; ".join(f"{f.name}: {why}" for f, why in answers) or "no Family has its op"
         raise InternalError("schedule.family", f"nothing computes {region.values}: {said}")

@@ -14,7 +14,7 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, needs, topological, users, walk
 from ..ir.symbol import high
-from ..ir.types import Array, product
+from ..ir.types import Array
 from .access import MOVEMENT, Readers, readers_through
 from .cost import DEPTH, NODES, READS, Extents, least_held
 from .families import KINDS, families_of
@@ -27,7 +27,6 @@ from .region import (
     cost,
     has_many_parts,
     joins,
-    leaves_of,
     need,
     reduce_split,
     stored_part,
@@ -96,9 +95,7 @@ def _wanted(node: Node, readers: Readers, values: set[Node]) -> bool:
     if len(found) < 2 and (gathered or not repeated):
         return False
     work = cost(node, values, SCALAR_COST)
-    if (node.dtype.kind == "bool" and work <= 4) or (
-        product(node.shape) == 1 and work < SCALAR_COST
-    ):
+    if (node.dtype.kind == "bool" and work <= 4) or (node.size == 1 and work < SCALAR_COST):
         return False
     return work > (3 if not repeated else 2)
 
@@ -129,42 +126,42 @@ class Fuser(Cut):
 
     def place(self, node: Node) -> None:
         """Join a Region, or start one."""
-        leaves = leaves_of(node, self.values)
-        for region in self.candidates(node, leaves):
-            if self.fits(node, region, leaves):
-                self.join(node, region, leaves)
+        for region in self.candidates(node):
+            if self.fits(node, region):
+                self.join(node, region)
                 return
         region = self.start(node)
         self.regions.append(region)
-        self.join(node, region, leaves)
+        self.join(node, region)
 
     def start(self, node: Node) -> Region:
         """A new Region for a value."""
         kind = ALONE.get(node.op, "dot" if node.op in PRODUCTS else "loops")
         kind = "join" if joins(node) else kind
-        region = Region(kind, number=len(self.regions))
+        region = Region(kind, self.target, self.values, number=len(self.regions))
         if node.op in REDUCE:
-            region.total = product(node.inputs[0].shape)
+            region.total = node.inputs[0].size
             split = reduce_split(node)
             if split is None:
-                region.kind, region.rows, region.order = "mixed", product(node.shape), "row"
+                region.kind, region.rows, region.order = "mixed", node.size, "row"
             else:
                 region.rows, region.order = split
         elif node.op in ALONE:
             region.total = 0
         else:
-            region.total = product(node.shape)
+            region.total = node.size
         return region
 
-    def candidates(self, node: Node, leaves: Sequence[Node]) -> list[Region]:
+    def candidates(self, node: Node) -> list[Region]:
         """Regions worth joining: producers first (newest first), then those that share reads."""
         if node.op in ALONE or node.op in PRODUCTS or joins(node):
             return []
+        leaves = self.leaves(node)
         found = {r.number: r for r in (self.region_of.get(leaf) for leaf in leaves) if r}
         near = sorted(found.values(), key=lambda r: -r.number)
         sharing: dict[int, Region] = {}
         for leaf in leaves:
-            if isinstance(product(leaf.shape), int) and product(leaf.shape) < 1024:
+            if isinstance(leaf.size, int) and leaf.size < 1024:
                 continue
             for r in self.readers_of.get(leaf, ())[-8:]:
                 if r.number not in found and r.kind == "loops":
@@ -176,11 +173,11 @@ class Fuser(Cut):
         order = topological(self.results, stop=set(self.arguments).__contains__)
         self.largest = dict.fromkeys(order, 0)
         for node in reversed(order):
-            own = high(product(node.shape)) if isinstance(node.type, Array) else 0
+            own = high(node.size) if isinstance(node.type, Array) else 0
             for i in needs(node):
                 self.largest[i] = max(self.largest.get(i, 0), self.largest[node], own)
 
-    def delays(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
+    def delays(self, node: Node, region: Region) -> bool:
         """Whether what large values read would come later if a value joined a small Region.
 
         A launch more is better than a large array read once more.
@@ -189,26 +186,26 @@ class Fuser(Cut):
         if not self.largest or region.kind != "loops" or limit > FEW_ELEMENTS:
             return False
         own = 0
-        for other in (self.region_of.get(leaf) for leaf in leaves):
+        for other in (self.region_of.get(leaf) for leaf in self.leaves(node)):
             own |= bit(other.number) | other.needs if other is not None else 0
         if own & ~region.needs & ~bit(region.number):
             return any(self.largest[v] > limit for v in region.values)
         return bool(region.needs & ~own) and self.largest[node] > limit
 
-    def fits(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
+    def fits(self, node: Node, region: Region) -> bool:
         """Whether a value may join a Region."""
-        if self.delays(node, region, leaves):
+        if self.delays(node, region):
             return False
-        for leaf in leaves:
+        for leaf in self.leaves(node):
             other = self.region_of.get(leaf)
             if other is not None and other is not region and other.needs >> region.number & 1:
                 return False
-        if not self.has_room(node, region, leaves):
+        if not self.has_room(node, region):
             return False
-        families = families_of(region, self.target)
-        return any(family.grow(region, node, leaves, self) for family in families)
+        families = families_of(region)
+        return any(family.grow(region, node, self) for family in families)
 
-    def has_room(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
+    def has_room(self, node: Node, region: Region) -> bool:
         """Whether a Region stays within what one Kernel computes."""
         count = region.nodes + self.extents.of(node).nodes
         if count > least_held(node) and (region.rows is not None or node.op in REDUCE):
@@ -216,27 +213,28 @@ class Fuser(Cut):
                 return False
         return (
             count <= NODES
-            and len(region.reads) + len(leaves) <= READS
-            and self.depth_in(node, region, leaves) <= DEPTH
+            and len(region.reads) + len(self.leaves(node)) <= READS
+            and self.depth_in(node, region) <= DEPTH
         )
 
-    def depth_in(self, node: Node, region: Region, leaves: Sequence[Node]) -> int:
+    def depth_in(self, node: Node, region: Region) -> int:
         """How deep a value would be in a Region."""
-        below = [self.depths.get(leaf, 0) for leaf in leaves if self.region_of.get(leaf) is region]
-        return self.extents.of(node).depth + max(below, default=0)
+        own = [leaf for leaf in self.leaves(node) if self.region_of.get(leaf) is region]
+        below = max((self.depths.get(leaf, 0) for leaf in own), default=0)
+        return self.extents.of(node).depth + below
 
-    def join(self, node: Node, region: Region, leaves: Sequence[Node]) -> None:
+    def join(self, node: Node, region: Region) -> None:
         """Put a value into a Region and bring the records up to date."""
         if region.kind == "loops" and node.op in REDUCE and region.rows is None:
             split = reduce_split(node)
             assert split is not None
             region.rows, region.order = split
-        self.depths[node] = self.depth_in(node, region, leaves)
+        self.depths[node] = self.depth_in(node, region)
         region.nodes += self.extents.of(node).nodes
         region.values.append(node)
         self.region_of[node] = region
         others: dict[int, Region] = {}
-        for leaf in leaves:
+        for leaf in self.leaves(node):
             other = self.region_of.get(leaf)
             if other is not None and other is not region:
                 others[other.number] = other

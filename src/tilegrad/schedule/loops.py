@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..core.dtype import float32, float64, int64
-from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import (
@@ -40,7 +39,6 @@ from ..ir.symbol import (
     round_up,
     substitute,
 )
-from . import sheet as parameters
 from .access import (
     Index,
     Place,
@@ -61,10 +59,10 @@ from .space import Space, is_blocked
 BLOCK = 8192  # elements of a flat elementwise program
 
 
-def lower_loops(region: Region, target: Target, name: str) -> Bodies:
+def lower_loops(region: Region) -> Bodies:
     """The Body of a Region; its parameters are what it reads, then what is stored."""
-    space = Space(region, target, name)
-    sheet = Sheet(name, parameters.of_region(region))
+    space = Space(region)
+    sheet = Sheet.of(region)
     inner = space.pick_inner()
     space.settle(inner)
     lanes = space.pick_lanes(inner)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir.fingerprint import UserLine, digest, structure
-from ..ir.node import Node, topological
+from ..ir.node import topological
 from ..ir.symbol import high
-from ..ir.types import Tuple, product
+from ..ir.types import Tuple
 from ..runtime.buffer import HOST
 from .cost import bytes_moved, work_of
 from .families import families_of
@@ -52,14 +52,14 @@ def lower_region(lowering: Lowering, region: Region) -> None:
         return
     if region.kind == "call":  # in the order of its results, whoever wants them first
         region.stored.sort(key=lambda v: v.attrs.get("index", -1))
-    reads = region.reads_among(lowering.fuser.values)
+    region.find_inputs()
     for v in region.stored:
         if not isinstance(v.type, Tuple) and not shares_slot(lowering, v):
             lowering.slot_of[v] = lowering.place(v)
     if region.kind == "join":
-        lower_join(lowering, region, reads)
+        lower_join(lowering, region)
         return
-    complete(lowering, region, reads)
+    complete(lowering, region)
     key = key_of(region)
     found = lowering.bodies.get(key)
     if found is None:
@@ -68,10 +68,10 @@ def lower_region(lowering: Lowering, region: Region) -> None:
     add_kernel(lowering, region, *found)
 
 
-def complete(lowering: Lowering, region: Region, reads: list[Node]) -> None:
+def complete(lowering: Lowering, region: Region) -> None:
     """What is known of a Region now that all are cut, for the Families."""
-    region.rounded, region.known = lowering.rounded, lowering.fuser.values
-    region.inputs, region.work = reads, work_of(reads, region.arrays)
+    reads, region.rounded = region.inputs, lowering.rounded
+    region.work = work_of(reads, region.arrays)
     target, rows = lowering.target, region.rows if region.kind == "loops" else None
     early = region.kind in DOTS or (rows is not None and high(rows) <= target.cores)
     if early and not lowering.depth and target.has_threads:  # they are asked for before a wait
@@ -118,13 +118,12 @@ def lower_bodies(lowering: Lowering, region: Region, tag: str) -> tuple[Bodies, 
     stored = region.arrays
     region.reads = set(region.inputs)
     if stored and len(stored) == len(region.stored) and region.kind != "update":
-        if all(product(v.shape) == 0 for v in stored):
+        if all(v.size == 0 for v in stored):
             return [], None
-    families = families_of(region, lowering.target)
-    family, offer, verdict = select(families, region, lowering.target)
+    family, offer, verdict = select(families_of(region), region)
     title = "_".join(dict.fromkeys(v.op.name for v in region.values[:4]))
-    made = family.lower(region, offer, lowering.target, f"{region.kind}_{title}_{tag}")
-    return finished(lowering, made, region.kind), verdict
+    region.name = f"{region.kind}_{title}_{tag}"
+    return finished(lowering, family.lower(region, offer), region.kind), verdict
 
 
 def add_kernel(lowering: Lowering, region: Region, bodies: Bodies, verdict: Verdict | None) -> None:
@@ -168,7 +167,7 @@ def count_work(
         node, state = region.anchor, region.anchor.inputs[0]
         slot = lowering.slots[lowering.slot_of[node]]
         kernel.steps = hold(lowering, slot, node, 0, state)
-        kernel.flops = product(node.inputs[1].shape)
+        kernel.flops = node.inputs[1].size
         kernel.bytes = bytes_moved([r for r in reads if r is not state])
         return {0: slot.number}
     if region.kind != "call":
@@ -185,22 +184,21 @@ def count_work(
     return held
 
 
-def lower_join(lowering: Lowering, region: Region, reads: list[Node]) -> None:
+def lower_join(lowering: Lowering, region: Region) -> None:
     """Add the Kernel of a concatenation: a copy for each part."""
     node = region.anchor
     whole = lowering.slot_of[node]
     steps: list[Any] = []
     place = 0
     for part in node.inputs:
-        size: int = product(part.shape) * part.dtype.size
-        if not size:
+        if not part.size:
             continue
         view = lowering.new_slot(part.type, "view")
         lowering.slots[view].alias = whole
         steps.append(Control("set_slot", (view, whole), (-1, 0, place)))
-        steps.append(Copy(lowering.slot_of[stored_part(part)], view, size))
-        place += size
-    kernel = Kernel("join", "join", (tuple(reads), (node,)), steps, depth=lowering.depth)
+        steps.append(Copy((lowering.slot_of[stored_part(part)], view)))
+        place += part.bytes
+    kernel = Kernel("join", "join", (tuple(region.inputs), (node,)), steps, depth=lowering.depth)
     kernel.bytes = 2 * place
     kernel.notes["region"] = region
     lowering.kernels.append(kernel)

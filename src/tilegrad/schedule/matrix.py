@@ -10,15 +10,14 @@ end is zero.
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..core.target import MatrixUnit, Target
+from ..core.target import MatrixUnit
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
 from ..tile import ops as tile_ops
-from .dot import A, B, DotLowering, VectorProducts
+from .dot import DotLowering, VectorProducts
 from .family import Bodies, Offer, Offers, roofline
 from .plan import Plan
+from .problem import A, B
 from .region import Region
 
 SCRATCH = 1 << 20  # bytes of packed b
@@ -29,10 +28,10 @@ CHUNK = 4  # panels packed side by side
 TILE = 16
 
 
-def unit_for(region: Region, target: Target) -> MatrixUnit | None:
+def unit_for(region: Region) -> MatrixUnit | None:
     """The matrix unit that can run a dot, if the work is large enough for it."""
     a, b = region.anchor.inputs[:2]
-    units = [u for u in target.matrix_units(a.dtype, b.dtype) if u.m == TILE and u.n == TILE]
+    units = [u for u in region.target.matrix_units(a.dtype, b.dtype) if u.m == TILE and u.n == TILE]
     return units[0] if units else None
 
 
@@ -41,8 +40,8 @@ class MatrixLowering(DotLowering):
 
     keeps_sums = False  # they stay in the program's own scratch
 
-    def __init__(self, unit: MatrixUnit, *rest: Any) -> None:
-        super().__init__(*rest)
+    def __init__(self, unit: MatrixUnit, region: Region) -> None:
+        super().__init__(region)
         self.unit = unit
         self.accumulator = unit.accumulator
         self.input, self.step = unit.inputs[0], unit.k
@@ -208,14 +207,14 @@ def even(size: int, most: int, unit: int) -> int:
 class TileProducts(VectorProducts):
     """Products on a matrix unit with tiles of its own."""
 
-    def offers(self, region: Region, target: Target) -> Offers:
+    def offers(self, region: Region) -> Offers:
         """The first unit for the dtypes."""
-        unit = unit_for(region, target)
+        unit = unit_for(region)
         if unit is None:
             a, b = (x.dtype.name for x in region.anchor.inputs[:2])
             return f"no unit of {TILE} x {TILE} multiplies {a} by {b}"
-        return [Offer(roofline(region, target), unit)]
+        return [Offer(roofline(region), unit)]
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+    def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Bodies."""
-        return [MatrixLowering(offer.plan, region, target, name).lower()]
+        return [MatrixLowering(offer.plan, region).lower()]

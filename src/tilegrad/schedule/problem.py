@@ -7,18 +7,32 @@ numbers the elements of the result in row-major order; of groups, (m, n) does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
 
 from ..core.dtype import int64
 from ..graph import build, ops
 from ..graph.blocks import operand_of
 from ..graph.sparse import weights_of
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, floor_divide, high, modulo
+from ..ir.symbol import (
+    Size,
+    atoms,
+    ceil_divide,
+    coefficient,
+    floor_divide,
+    high,
+    modulo,
+    round_up,
+)
 from ..ir.types import product
-from .access import Index, offset_of, placed, through, unravel
+from .access import Index, offset_of, placed, strides_of, through, unravel
 from .evaluate import Evaluator
 from .sheet import Sheet
+
+ALIGNMENT = 16  # bytes
+A, B = 0, 1  # the sides of a product
+SIZE = (1, 3)  # which of its sizes is that of a side's other axis
 
 
 class Problem:
@@ -46,13 +60,13 @@ class Problem:
             product(s) for s in (self.batch_shape, self.m_shape, self.k_shape, self.n_shape)
         )
 
-    def index_a(self, batch: Size, m: Size, k: Size) -> Index:
-        """Where a is read."""
-        return self._index(0, self.m_shape, batch, m, k)
-
-    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
-        """Where b is read."""
-        return self._index(1, self.n_shape, batch, n, k)
+    def index(self, side: int, batch: Size, other: Size, k: Size) -> Index:
+        """Where an operand is read: a at a row, b at a column."""
+        shape = self.n_shape if side else self.m_shape
+        at = dict(zip(self.batch[side], unravel(batch, self.batch_shape)))
+        at.update(zip(self.free[side], unravel(other, shape)))
+        at.update(zip(self.contract[side], unravel(k, self.k_shape)))
+        return placed(at, len(at))
 
     def result_index(self, batch: Size, m: Size, n: Size) -> Index:
         """The index of an element of the result."""
@@ -72,11 +86,14 @@ class Problem:
 
     def write(self, sheet: Sheet, stored: Sequence[Node], at: Index, products: Node) -> None:
         """Evaluate and store what a Region wants of some products, which are at (batch, m, n)."""
-        e, dot = sheet.e, self.node
-        own = self.scaled(e, sheet.b.cast(products, dot.dtype.wide), at[0], at[2])
-        e.own[dot] = e.settled(own, dot)
+        self.bind(sheet.e, products, at[0], at[2])
         for v in stored:
             sheet.write(v, self.index_like(v, *at))
+
+    def bind(self, e: Evaluator, products: Node, batch: Size, n: Size) -> None:
+        """Say what the products of a batch and some columns are."""
+        own = self.scaled(e, e.body.cast(products, self.node.dtype.wide), batch, n)
+        e.own[self.node] = e.settled(own, self.node)
 
     def scaled(self, e: Evaluator, sums: Node, batch: Size, n: Size) -> Node:
         """Sums of a product times the factors of their batch and column, where it has some."""
@@ -100,23 +117,13 @@ class Problem:
         at, row, column = unravel(e.body.program(0, product(sizes)), sizes)
         return product(sizes), at, row * rows, column * columns
 
-    def _index(self, side: int, shape: Sequence[Size], batch: Size, other: Size, k: Size) -> Index:
-        at = dict(zip(self.batch[side], unravel(batch, self.batch_shape)))
-        at.update(zip(self.free[side], unravel(other, shape)))
-        at.update(zip(self.contract[side], unravel(k, self.k_shape)))
-        return placed(at, len(at))
-
 
 class OfMatrices(Problem):
     """A product of matrices as they lie."""
 
-    def index_a(self, batch: Size, m: Size, k: Size) -> Index:
-        """Where a is read."""
-        return m, k
-
-    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
-        """Where b is read."""
-        return n, k
+    def index(self, side: int, batch: Size, other: Size, k: Size) -> Index:
+        """Where an operand is read: both lie along k."""
+        return other, k
 
     def result_index(self, batch: Size, m: Size, n: Size) -> Index:
         """The index of an element of the result."""
@@ -129,18 +136,19 @@ class Grouped(OfMatrices):
     grouped = True
 
     def __init__(self, node: Node) -> None:
-        self.node, self.axis = node, node.attrs["axis"]
+        self.node, self.k_last = node, node.attrs["axis"] == 2
         self.source, self.b, self.offsets = node.inputs[:3]
         rows = ops.group_lists(node)[1:]  # of the source, where they are not its own
         self.gathered = bool(rows)
         self.a = build.gather(self.source, rows, [0]) if rows else self.source
         self.sizes = (self.b.shape[0], *self.a.shape, node.shape[1])
         self.stop: Size = self.sizes[1]
-        self.k_last = self.axis == 2
 
-    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
-        """Where b is read."""
-        return (batch, k, n) if self.axis == 1 else (batch, n, k)
+    def index(self, side: int, batch: Size, other: Size, k: Size) -> Index:
+        """Where an operand is read: b is the weights of all groups."""
+        if side == A:
+            return other, k
+        return (batch, other, k) if self.k_last else (batch, k, other)
 
     def linear(self, batch: Size, m: Size, n: Size) -> Size:
         """The number of an element of the result."""
@@ -222,9 +230,38 @@ def problem_of(node: Node) -> Problem:
     return (Problem if node.op is ops.dot else Unpacked)(node)
 
 
-def stride_of(e: Evaluator, node: Node, index: Index, atom: Size) -> Size | None:
-    """The element stride of a stored value along an atom of its index, if it is linear."""
-    place = through(node, index, e.memories)
-    if place is None or not isinstance(atom, Expr):
-        return None if place is None else 0
-    return coefficient(offset_of(*place), atom)
+@dataclass(frozen=True)
+class Matrix:
+    """How an operand lies: the stored Node, and element strides of batch, rows and columns."""
+
+    node: Node
+    batch: int
+    rows: int
+    columns: int
+
+    @property
+    def aligned(self) -> bool:
+        """Whether a tensor map can describe it: one axis dense, the others in steps of 16 bytes."""
+        size = self.node.dtype.size
+        others = [s for s in (self.rows, self.columns) if s != 1]
+        return 1 in (self.rows, self.columns) and all(
+            s > 0 and s * size % ALIGNMENT == 0 for s in (*others, self.batch or ALIGNMENT)
+        )
+
+
+def matrix_of(
+    node: Node, index: Index, probes: Sequence[Size], reads: Container[Node], copied: bool = True
+) -> Matrix | None:
+    """How an operand lies, or None where it is no plain matrix (that a tensor map describes, where
+    it is copied)."""
+    place = through(node, index, reads)
+    lies = None if place is None else strides_of(offset_of(*place), probes)
+    if place is None or lies is None or lies[1] != 0:
+        return None
+    strides = [s for s in lies[0] if isinstance(s, int)]
+    if len(strides) < len(probes):
+        return None
+    step = round_up(max(1 + high(p) for p in probes[1:]), ALIGNMENT)
+    single = [isinstance(p, int) for p in probes[1:]]  # a row or column: any step will do
+    found = Matrix(place[0], strides[0], *(step if x else s for x, s in zip(single, strides[1:])))
+    return found if found.aligned or not copied else None

@@ -31,21 +31,19 @@ from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
 from ..graph import ops
-from ..ir.node import Node, topological
+from ..ir.node import Node
 from ..ir.symbol import high, loop_index, power_of_two
-from ..ir.types import product
 from ..kernels.matmul.shape import WidePlan
 from ..kernels.matmul.threads_matmul import ThreadPlan
 from ..tile import ops as tile_ops
-from . import sheet as parameters
 from .access import Index, base_of
 from .cost import instructions
-from .dot_wide import WideDot, matrix_of
+from .dot_wide import WideDot
 from .family import Bodies
 from .fuse import Fuser
 from .lowering import Lowering
-from .problem import Problem, problem_of
-from .region import Region, bit, leaves_of
+from .problem import SIZE, A, B, Problem, matrix_of, problem_of
+from .region import Region, bit
 from .threads.tiles import ThreadSheet
 from .values import is_part
 
@@ -56,33 +54,32 @@ MATRIX_INSTRUCTIONS = 4  # of a matrix read or written beside the result
 
 def leave_long_epilogues(lowering: Lowering) -> None:
     """The pass: what a product's kernel would be too long with follows it in a Kernel."""
-    fuser, target, rounded = lowering.fuser, lowering.target, lowering.rounded
-    changed = False
+    fuser, changed = lowering.fuser, False
     for region in list(fuser.regions):
         more = region.kind == "dot" and len(region.values) > 1
-        if more and too_long(region, fuser, target, rounded):
+        if more and too_long(region, lowering.rounded):
             cut(region, fuser)
             changed = True
     if changed:
         fuser.mark_stored()
 
 
-def too_long(region: Region, fuser: Fuser, target: Target, rounded: set[Node]) -> bool:
+def too_long(region: Region, rounded: set[Node]) -> bool:
     """Whether the epilogue of a Region is more than its kernel should have."""
     if any(is_part(v) for v in region.values):
         return False  # sums of blocks need the product's kernel, and are chosen for few tokens
-    reads = region.reads_among(fuser.values)
-    matrices = [n for n in (*reads, *region.stored[1:]) if product(n.shape) == region.total]
+    reads = region.find_inputs()
+    matrices = [n for n in (*reads, *region.stored[1:]) if n.size == region.total]
     count = instructions(region.stored, {*reads, region.anchor}, rounded)
     count += MATRIX_INSTRUCTIONS * len(matrices)
     if count <= LONG:
         return False
-    return count * copies(region, reads, target) > MOST_INSTRUCTIONS
+    return count * copies(region) > MOST_INSTRUCTIONS
 
 
-def copies(region: Region, reads: list[Node], target: Target) -> int:
+def copies(region: Region) -> int:
     """How many times an epilogue's instructions are emitted: sums of a thread, in every role."""
-    made = WideDot(region, reads, target)
+    made = WideDot(region)
     plan = None if made.choice is None else made.choice.plan
     if isinstance(plan, WidePlan):
         return plan.tile[0] * plan.tile[1] // 128
@@ -93,10 +90,11 @@ def copies(region: Region, reads: list[Node], target: Target) -> int:
 
 def cut(region: Region, fuser: Fuser) -> None:
     """Leave the product alone in its Region; a Region of loops computes the rest after it."""
-    values, after = region.values, Region("loops", total=region.total, number=len(fuser.regions))
+    values, number = region.values, len(fuser.regions)
+    after = Region("loops", fuser.target, fuser.values, [], region.total, number=number)
     region.values, region.reads, region.needs, region.after = [], set(), 0, set()
     for one, value in zip([region, *[after] * len(values)], values):
-        fuser.join(value, one, leaves_of(value, fuser.values))
+        fuser.join(value, one)
     for other in fuser.regions:
         if other.needs >> region.number & 1:
             other.needs |= bit(after.number) | after.needs
@@ -129,13 +127,12 @@ def lay_out(lowering: Lowering) -> None:
 def _pays(side: int, dot: Node, values: set[Node], target: Target) -> bool:
     """Whether an operand that lies as no matrix is copied in less time than it would cost."""
     p, x = Problem(dot), dot.inputs[side]
-    batch, m, k, n = (loop_index(name, size) for name, size in zip("bmkn", p.sizes))
-    index = p.index_b(batch, k, n) if side else p.index_a(batch, m, k)
-    if matrix_of(x, index, (batch, k, n) if side else (batch, m, k), values) is not None:
+    at = [loop_index(name, p.sizes[i]) for name, i in zip("bok", (0, SIZE[side], 2))]
+    if matrix_of(x, p.index(side, *at), at, values) is not None:
         return False
     source = base_of(x, values)
-    elements = high(product(x.shape))
-    if source not in values or elements > GROWS * high(product(source.shape)):
+    elements = high(x.size)
+    if source not in values or elements > GROWS * high(source.size):
         return False
     products = math.prod(high(size) for size in p.sizes)
     best = 2.0 * products / target.peak_flops(dot.inputs[0].dtype)
@@ -145,10 +142,9 @@ def _pays(side: int, dot: Node, values: set[Node], target: Target) -> bool:
 
 def _takes(dot: Node, values: set[Node], target: Target) -> bool:
     """Whether the library takes a product of such operands."""
-    order = topological(dot.inputs, values.__contains__)
-    reads = [n for n in order if n in values]
-    like = Region("dot", [dot], product(dot.shape), stored=[dot])
-    return WideDot(like, reads, target).choice is not None
+    like = Region("dot", target, values, [dot], dot.size, stored=[dot])
+    like.find_inputs()
+    return WideDot(like).choice is not None
 
 
 # ---- the tiled kernel ----------------------------------------------------------------------------
@@ -158,11 +154,11 @@ SIDE = 64  # most rows and columns of a tile
 LEAST_SIDE = 16
 
 
-def lower_tiled(region: Region, target: Target, name: str) -> Bodies:
+def lower_tiled(region: Region) -> Bodies:
     """One Body, where no kernel of the library applies."""
     dot, problem = region.anchor, problem_of(region.anchor)
     accumulator = dtypes.accumulator(dot.inputs[0].dtype).wide
-    sheet = ThreadSheet(name, parameters.of_region(region))
+    sheet = ThreadSheet.of(region)
     b, e, (_, _, k, n) = sheet.b, sheet.e, problem.sizes
     e.rounded = region.rounded
     rows, columns, warps = tile_of(problem)
@@ -179,9 +175,9 @@ def lower_tiled(region: Region, target: Target, name: str) -> Bodies:
         size = at + STEP if whole else k
         with e.scope():
             with e.tile(row, rows, m, at, STEP, size) as (i, depth):
-                left = operand(problem.a, problem.index_a(batch, i, depth))
+                left = operand(problem.a, problem.index(A, batch, i, depth))
             with e.tile(at, STEP, size, column, columns, n) as (depth, j):
-                right = operand(problem.b, problem.index_b(batch, depth, j))
+                right = operand(problem.b, problem.index(B, batch, j, depth))
         total[0] = b.add(tile_ops.dot(left, right, total[0]))
     with e.tile(row, rows, m, column, columns, n) as (i, j):
         problem.write(sheet, region.stored, (batch, i, j), total[0])

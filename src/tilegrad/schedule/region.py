@@ -11,7 +11,8 @@ a Cut says that a value fits, it reads the Region's own values at their own elem
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 from ..core.dtype import DType, float32
 from ..core.errors import InternalError
@@ -37,6 +38,8 @@ class Region:
     """Values computed by one Kernel."""
 
     kind: str  # 'loops', one of DOTS, or a kind of ALONE
+    target: Target
+    known: set[Node]  # all values of the Graph: none is inlined
     values: list[Node] = field(default_factory=list)
     total: Size = 1  # elements
     rows: Size | None = None  # of a Region with reductions
@@ -50,7 +53,7 @@ class Region:
     rounded: set[Node] = field(default_factory=set)  # of which only 16 bits are ever seen
     nodes: int = 0  # of the Graph that it computes, about
     inputs: list[Node] = field(default_factory=list)  # the reads, in the order Bodies take them
-    known: set[Node] = field(default_factory=set)  # all values of the Graph: none is inlined
+    name: str = ""  # of its Bodies
     work: tuple[Size, DType] = (0, float32)  # FLOPs, and the dtype whose peak they run at
     filled: bool = True  # whether the state that it updates is stored
 
@@ -69,11 +72,15 @@ class Region:
         """Where among them each result of its op is, by number: 0 for an op of one result."""
         return {v.attrs.get("index", 0): i for i, v in enumerate(self.arrays)}
 
-    def reads_among(self, values: set[Node]) -> list[Node]:
+    def find_inputs(self) -> list[Node]:
         """The values that it reads, in the order its structure names them."""
         own = set(self.values)
-        order = topological(self.stored or self.values, lambda n: n in values and n not in own)
-        return [n for n in order if n in values and n not in own]
+
+        def outside(node: Node) -> bool:
+            return node in self.known and node not in own
+
+        self.inputs = list(filter(outside, topological(self.stored or self.values, outside)))
+        return self.inputs
 
     @property
     def row_count(self) -> Size:
@@ -130,7 +137,7 @@ def reads_of(
 
 def own_index(node: Node, row: Size, column: Size, region: Region) -> Index | None:
     """The index of a value's element at (row, column) of its Region, or None if none fits."""
-    size = product(node.shape)
+    size = node.size
     if size == region.total:
         linear = row * region.columns + column
         if region.order == "column" and region.rows is not None:
@@ -261,44 +268,44 @@ class Cut:
         self.values, self.target = values, target
         self.region_of: dict[Node, Region] = {}
         self.regions: list[Region] = []
+        self.leaves = cache(partial(leaves_of, values=values))  # of a value, found once
 
-    def fits_loops(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
+    def fits_loops(self, node: Node, region: Region) -> bool:
         """Whether a value may join a Region of generated loops."""
         if region.kind != "loops" or len(region.values) >= MOST_VALUES:
             return False
         shape = self.adapted(node, region)
-        return shape is not None and self.aligned(node, shape, leaves)
+        return shape is not None and self.aligned(node, shape)
 
-    def follows(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
+    def follows(self, node: Node, region: Region) -> bool:
         """Whether a value, no sum, can be computed of a product on its way out."""
         if region.kind != "dot" or node.op in REDUCE:
             return False
-        return product(node.shape) == region.total and self.aligned(node, region, leaves)
+        return node.size == region.total and self.aligned(node, region)
 
     def adapted(self, node: Node, region: Region) -> Region | None:
         """The Region with rows set so that the value has a place in it, or None."""
         if node.op not in REDUCE:
-            size = product(node.shape)
+            size = node.size
             if size == region.total or (region.rows is not None and size == region.rows):
                 if region.order == "column" and size == region.total:
                     return None  # columns are swept once: no element-level results
                 return region
             return None
         split = reduce_split(node)
-        if split is None or product(node.inputs[0].shape) != region.total:
+        if split is None or node.inputs[0].size != region.total:
             return None
         rows, order = split
         if region.rows is None:
             if order == "column":
                 return None
-            return Region("loops", region.values, region.total, rows, order, region.number)
+            return replace(region, rows=rows, order=order)
         return region if (rows, order) == (region.rows, region.order) else None
 
-    def aligned(
-        self, node: Node, region: Region, leaves: Sequence[Node], own: set[Node] | None = None
-    ) -> bool:
+    def aligned(self, node: Node, region: Region, own: set[Node] | None = None) -> bool:
         """Whether the value reads the Region's own values only at its own element."""
         mine = self.regions[region.number] if own is None else None
+        leaves = self.leaves(node)
         inside = {x for x in leaves if (self.region_of.get(x) is mine if own is None else x in own)}
         if not inside:
             return True

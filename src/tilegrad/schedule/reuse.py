@@ -20,7 +20,7 @@ from ..ir.symbol import loop_index, round_up
 from .access import base_of, ravel, unravel
 from .lowering import Lowering
 from .region import Region, reads_of
-from .schedule import Kernel, Launch, Schedule, Slot, slots_of
+from .schedule import Kernel, Launch, Schedule, Slot
 
 LINE = 64
 MANY = 2048  # scratch Slots, from which on each is not held against all others
@@ -33,7 +33,7 @@ def find_lives(lowering: Lowering, schedule: Schedule) -> None:
     count for owners."""
     frame, last = lowering.frame, len(schedule.kernels)
     lives: dict[int, Life] = {}
-    touched = [(n, s) for n, k in enumerate(schedule.kernels) for x in k.steps for s in slots_of(x)]
+    touched = [(n, s) for n, k in enumerate(schedule.kernels) for x in k.steps for s in x.slots]
     touched += [(last, out) for out in schedule.outputs]
     touched += [(n, s) for s in frame.always for n in (0, last)]
     for number, slot in touched:
@@ -138,12 +138,12 @@ def take_over(lowering: Lowering, schedule: Schedule) -> None:
     for number, kernel in enumerate(schedule.kernels):
         if any(first <= number <= last for first, last in lowering.frame.loops):
             continue
-        count += _kernel(schedule, number, kernel, lowering.fuser.values)
+        count += _kernel(schedule, number, kernel)
     if count:
         find_lives(lowering, schedule)
 
 
-def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) -> int:
+def _kernel(schedule: Schedule, number: int, kernel: Kernel) -> int:
     region = kernel.notes.get("region")
     if not isinstance(region, Region) or region.kind != "loops" or region.rows is not None:
         return 0
@@ -158,7 +158,7 @@ def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) 
         owner = schedule.slots[schedule.storage(at)]
         same = owner.type.dtype.size == result.type.dtype.size and owner.bytes == result.bytes
         dies = owner.kind == "scratch" and owner.first < number == owner.last
-        if same and dies and at_own_element(region, read, values):
+        if same and dies and at_own_element(region, read):
             result.alias = owner.number
             owner.last = max(owner.last, result.last)
             if len(stored) == 1 and only_moves(stored[0], read):
@@ -172,12 +172,12 @@ def only_moves(node: Node, read: Node) -> bool:
     return base_of(node, {read}) is read
 
 
-def at_own_element(region: Region, read: Node, values: set[Node]) -> bool:
+def at_own_element(region: Region, read: Node) -> bool:
     """Whether a Region reads a value only at the element it is writing."""
     column = loop_index("column", region.total)
     starts = [(v, unravel(column, v.shape)) for v in region.stored]
     return all(
         index is not None and ravel(index, node.shape) == column
-        for node, index in reads_of(starts, values, set(region.values))
+        for node, index in reads_of(starts, region.known, set(region.values))
         if node is read
     )

@@ -8,13 +8,11 @@ taken from its start, so results do not depend on the number of workers.
 from __future__ import annotations
 
 from ..core.dtype import int64
-from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
 from ..ir.types import product
 from ..tile import ops as tile_ops
 from ..tile.numeric import COMBINE
-from . import sheet as parameters
 from .access import Index, offset_of, unravel
 from .evaluate import running
 from .family import Bodies
@@ -49,12 +47,12 @@ class Axis:
         return offset_of(self.x, index)
 
 
-def lower_scan(region: Region, target: Target, name: str) -> Bodies:
+def lower_scan(region: Region) -> Bodies:
     """A running sum, product, maximum or minimum."""
     node = region.anchor
     axis = Axis(node)
-    sheet = Sheet(name, parameters.of_region(region))
-    lanes = target.lanes(node.dtype.wide) if high(axis.inner) >= 4 else 1
+    sheet = Sheet.of(region)
+    lanes = region.target.lanes(node.dtype.wide) if high(axis.inner) >= 4 else 1
     while lanes > 1 and lanes >= 2 * high(axis.inner):
         lanes //= 2
     grid, (outer, block) = sheet.programs(axis.outer, ceil_divide(axis.inner, lanes))
@@ -94,11 +92,11 @@ def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[in
         all_[0] = b.apply(COMBINE[kind], all_[0], b.cast(total, kept))
 
 
-def lower_sort(region: Region, target: Target, name: str) -> Bodies:
+def lower_sort(region: Region) -> Bodies:
     """A stable sort of every line along the axis: values and indices."""
     node = region.anchor
     low = Axis(node)
-    sheet = Sheet(name, parameters.of_region(region))
+    sheet = Sheet.of(region)
     b, e, x = sheet.b, sheet.e, low.x
     size = high(low.size)
     dtype = x.dtype.wide

@@ -16,7 +16,7 @@ from typing import Any
 from ..core.errors import InternalError
 from ..ir.node import Node
 from ..ir.symbol import Size, high
-from ..ir.types import Array, product
+from ..ir.types import Array
 from ..tile.build import Body
 
 
@@ -36,8 +36,8 @@ class Slot:
 
     @cached_property
     def bytes(self) -> int:
-        """Bytes at the Symbols' upper bounds; int4 has a byte an element."""
-        return high(product(self.type.shape)) * self.type.dtype.size
+        """Bytes at the Symbols' upper bounds."""
+        return high(self.type.bytes)
 
 
 @dataclass
@@ -50,11 +50,9 @@ class Launch:
 
 @dataclass
 class Copy:
-    """A plain copy between Slots."""
+    """A plain copy of all of a Slot: source, target."""
 
-    source: int
-    target: int
-    bytes: Size
+    slots: tuple[int, int]
 
 
 @dataclass
@@ -67,6 +65,7 @@ class Label:
     """A place that jumps go to."""
 
     number: int
+    slots = ()
 
 
 @dataclass
@@ -155,13 +154,6 @@ class Frame:
             raise InternalError("schedule.control", f"loops need more than {COUNTERS} counters")
         self.counters += 1
         return self.counters - 1
-
-
-def slots_of(step: Any) -> tuple[int, ...]:
-    """The Slots a step touches."""
-    if isinstance(step, Copy):
-        return (step.source, step.target)
-    return () if isinstance(step, Label) else tuple(step.slots)
 
 
 def show(schedule: Schedule) -> str:

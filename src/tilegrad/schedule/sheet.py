@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ..ir.node import Node
 from ..ir.symbol import Size
@@ -32,7 +32,7 @@ class Parameter:
 
 def memory_of(node: Node, use: str = "value") -> Memory:
     """The Memory of a stored value: its elements in one line."""
-    return Memory((product(node.shape),), node.dtype, "global", use)
+    return Memory((node.size,), node.dtype, "global", use)
 
 
 def reads(nodes: Sequence[Node], constants: Container[Node] = ()) -> list[Parameter]:
@@ -48,11 +48,6 @@ def results(nodes: Sequence[Node]) -> list[Parameter]:
     return [
         Parameter(f"out{i}", memory_of(n, "result"), ("store", i), n) for i, n in enumerate(nodes)
     ]
-
-
-def of_region(region: Region) -> list[Parameter]:
-    """What a Region reads, then what it stores."""
-    return [*reads(region.inputs), *results(region.arrays)]
 
 
 def scratch(types: Iterable[tuple[str, Array]], use: str = "value") -> list[Parameter]:
@@ -88,6 +83,11 @@ class Sheet:
             else:
                 (self.inputs if p.role[0] == "read" else self.outputs)[p.node] = memory
         self.e = self.evaluator(self.b, self.inputs)
+
+    @classmethod
+    def of(cls, region: Region, *more: Parameter) -> Self:
+        """The Body of a Region: what it reads, what it stores, and more."""
+        return cls(region.name, [*reads(region.inputs), *results(region.arrays), *more])
 
     def programs(self, *sizes: Size) -> tuple[Size, Index]:
         """A program for each index of some sizes, the last of which changes first: (grid, the

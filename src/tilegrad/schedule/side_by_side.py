@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..ir.symbol import high
-from ..ir.types import Memory, product
+from ..ir.types import Memory
 from ..tile import ops
 from ..tile.build import Body, BodyBuilder, copy_block
 from .check import reads_writes
@@ -63,7 +63,7 @@ def _is_small(kernel: Kernel) -> bool:
     body = step.body
     if len(body.grid) != 1 or not isinstance(body.grid[0], int) or body.grid[0] > MOST_PROGRAMS:
         return False
-    if any(high(product(v.shape)) > MOST_ELEMENTS for v in kernel.region[1]):
+    if any(high(v.size) > MOST_ELEMENTS for v in kernel.region[1]):
         return False
     if _may_vanish(kernel):
         return False
@@ -76,7 +76,7 @@ def _may_vanish(kernel: Kernel) -> bool:
     return (
         len(reads) == len(stored) == 1
         and only_moves(stored[0], reads[0])
-        and product(reads[0].shape) == product(stored[0].shape)
+        and reads[0].size == stored[0].size
     )
 
 

@@ -8,12 +8,12 @@ where there is such an axis.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.errors import InternalError
-from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological
 from ..ir.symbol import (
@@ -26,7 +26,6 @@ from ..ir.symbol import (
     loop_index,
     modulo,
 )
-from ..ir.types import product
 from .access import (
     MOVEMENT,
     Index,
@@ -77,8 +76,8 @@ class Space:
     strict = False  # whether loaded indices must not vary along a line
     least_line = 32  # elements of a line that is worth being one
 
-    def __init__(self, region: Region, target: Target, name: str) -> None:
-        self.region, self.target, self.name = region, target, name
+    def __init__(self, region: Region) -> None:
+        self.region, self.target, self.name = region, region.target, region.name
         self.members, self.all_values = set(region.values), region.known
         self.reads, self.stored_reads = region.inputs, set(region.inputs)
         self.reduces = [v for v in region.values if v.op in REDUCE]
@@ -104,7 +103,7 @@ class Space:
         """Whether a value has one element per row of a Region with reductions."""
         rows = self.region.rows
         return bool(self.reduces) and (
-            node in self.reduces or (product(node.shape) == rows and rows != self.region.total)
+            node in self.reduces or (node.size == rows and rows != self.region.total)
         )
 
     def index_at(self, node: Node, row: Size, column: Size) -> Index:
@@ -194,10 +193,8 @@ class Space:
 
     def _shape(self, inner: Size) -> Region:
         """The Region with rows filled in for elementwise work cut at `inner`."""
-        r = self.region
-        if self.reduces:
-            return r
-        return Region(r.kind, r.values, r.total, floor_divide(r.total, inner), "row", r.number)
+        region = self.region
+        return region if self.reduces else replace(region, rows=floor_divide(region.total, inner))
 
     def _reads_linear(self, start: Place, lane: Expr) -> bool:
         """Whether all that is stored and read below a value is read linearly along the lane."""

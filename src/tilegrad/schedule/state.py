@@ -13,7 +13,7 @@ from ..core.errors import StateError
 from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node, needs
-from ..ir.types import Tuple, product
+from ..ir.types import Tuple
 from .lowering import Lowering
 from .region import Region, bit, in_order, need
 from .schedule import Copy, Slot
@@ -84,8 +84,7 @@ def hold(lowering: Lowering, slot: Slot, writer: Node, number: int, state: Node)
         return []
     source = lowering.slots[lowering.slot_of[state]]
     if (writer, number) not in lowering.in_place:
-        size = product(state.shape) * state.dtype.size
-        return [Copy(source.number, slot.number, size)]
+        return [Copy((source.number, slot.number))]
     if slot.kind == "output" and source.kind == "scratch":
         source.kind = "output" if source.alias is None else source.kind
     slot.alias = source.number

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.dtype import int64
-from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo, round_up
 from ..ir.types import product
@@ -29,7 +28,7 @@ from .sheet import Sheet
 BLOCK = 1024
 
 
-Loops = Callable[[Region, Target, str], Bodies]
+Loops = Callable[[Region], Bodies]
 
 
 class Update:
@@ -39,8 +38,9 @@ class Update:
     b: BodyBuilder
     e: Evaluator
 
-    def __init__(self, node: Node, reads: list[Node], values: set[Node], target: Target) -> None:
-        self.node, self.reads, self.values, self.target = node, reads, values, target
+    def __init__(self, region: Region, reads: list[Node]) -> None:
+        self.node = node = region.anchor
+        self.reads, self.values, self.target = reads, region.known, region.target
         self.state, self.value, *self.indices = node.inputs
         self.index_shape = self.indices[0].shape
         self.rank = len(self.index_shape)
@@ -99,23 +99,22 @@ class Update:
         return self.e.value(self.value, unravel(number, self.index_shape) + inner)
 
 
-def update_bodies(region: Region, target: Target, kind: Any, loops: Loops) -> Bodies:
+def update_bodies(region: Region, kind: Any, loops: Loops) -> Bodies:
     """The Bodies of a kind of Update; where the state is not stored, Bodies of `loops` that
     write it come first."""
     node, reads, values = region.anchor, region.inputs, region.known
     state = node.inputs[0]
     found: Bodies = []
     if not region.filled:
-        fill = Region("loops", [state], product(state.shape), stored=[state])
-        fill.known, wanted = values | {state}, leaves_of(state, values)
-        fill.inputs = needed = [r for r in reads if r in wanted]
-        made = loops(fill, target, f"fill_{state.op.name}")
-        found += [_of_update(one, needed, reads) for one in made]
-    if product(node.inputs[1].shape) != 0:
+        known, total = values | {state}, state.size
+        fill = Region("loops", region.target, known, [state], total, stored=[state])
+        wanted, fill.name = leaves_of(state, values), f"fill_{state.op.name}"
+        fill.inputs = [r for r in reads if r in wanted]
+        found += [_of_update(one, fill.inputs, reads) for one in loops(fill)]
+    if node.inputs[1].size != 0:
         rereads = any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
         own = [r for r in reads if r is not state or rereads]
-        made = kind(node, own, values, target).lower()
-        found += [_of_update(one, own, reads) for one in made]
+        found += [_of_update(one, own, reads) for one in kind(region, own).lower()]
     return found
 
 
@@ -125,9 +124,9 @@ def _of_update(made: Made, used: list[Node], reads: list[Node]) -> Made:
     return Made(made.body, [of[r](i) if r in of else (r, i) for r, i in made.roles])
 
 
-def lower_update(region: Region, target: Target, name: str) -> Bodies:
+def lower_update(region: Region) -> Bodies:
     """The Body that scatters; where the state is not stored, one that writes it comes first."""
-    return update_bodies(region, target, VectorUpdate, lower_loops)
+    return update_bodies(region, VectorUpdate, lower_loops)
 
 
 class VectorUpdate(Update):

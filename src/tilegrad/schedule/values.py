@@ -49,7 +49,7 @@ def is_whole(node: Node) -> bool:
     """Whether a sum adds up the sums of all blocks of a row, or one row of one token."""
     if node.op is not ops.sum_:
         return False
-    if product(node.shape) == 1 and node.inputs[0].op.category in ELEMENTWISE:
+    if node.size == 1 and node.inputs[0].op.category in ELEMENTWISE:
         return node.attrs["axes"] == (len(node.inputs[0].shape) - 1,)
     if not is_part(node.inputs[0]):
         return False
@@ -68,7 +68,7 @@ def hand_over(lowering: Lowering) -> None:
         if found is None:
             continue
         dots = {_product(i) for scaled in found[1] for i in scaled.inputs} - {None}
-        if product(node.shape) == 1:  # each program reads the whole row
+        if node.size == 1:  # each program reads the whole row
             if not all(streams(dot) for dot in dots if dot is not None):
                 continue
             values -= {
@@ -171,9 +171,9 @@ def _is_made(node: Node, values: set[Node]) -> bool:
 
 def _many(node: Node, readers: Readers) -> bool:
     """Whether values of full size are read more than once, casts aside."""
-    size = high(product(node.shape))
+    size = high(node.size)
     found = [r for r in readers_through(node, readers, MOVED) if r.op not in MOVED]
-    return sum(not isinstance(r.type, Array) or high(product(r.shape)) <= size for r in found) > 1
+    return sum(not isinstance(r.type, Array) or high(r.size) <= size for r in found) > 1
 
 
 # ---- computed again ------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def _is_recomputed(
 
 def _is_index(node: Node, readers: Readers, values: set[Node], arguments: set[Node]) -> bool:
     """Whether a value is a short line of places that little is done to, given from outside."""
-    if not node.dtype.is_integer or high(product(node.shape)) > SHORT or cost(node, values) > 6:
+    if not node.dtype.is_integer or high(node.size) > SHORT or cost(node, values) > 6:
         return False
     if not all(leaf in arguments for leaf in leaves_of(node, values)):
         return False

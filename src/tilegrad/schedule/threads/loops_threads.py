@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
@@ -25,17 +24,17 @@ from .space_threads import WARP, ThreadPart, ThreadSpace
 UNEVEN = 512  # rows below this are better cut without regard to rows than read off their vectors
 
 
-def lower_loops(region: Region, target: Target, name: str) -> Bodies:
+def lower_loops(region: Region) -> Bodies:
     """The Bodies of a Region."""
     if isinstance(region, Pair):
-        return lower_pair(region, target, name)
-    space = ThreadSpace(region, target, name)
+        return lower_pair(region)
+    space = ThreadSpace(region)
     space.settle(space.pick_inner())
     if space.reduces:
         return by_columns(space) if space.order == "column" else by_rows(space)
     if crooked(space.inner) and not space.turned() and not space.has_loaded_gather():
         space.settle(region.total)
-    return FlatTiles(space, space.sheet(name)).lower()
+    return FlatTiles(space, space.sheet(region.name)).lower()
 
 
 def crooked(inner: Size) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum, power_of_two
@@ -43,8 +42,8 @@ HELD = 64  # instructions of an element that is held beside accumulators (a laye
 class Pair(Region):
     """A Region by rows and one by columns over the same elements, as one Kernel."""
 
-    first: Region = field(default_factory=lambda: Region("loops"))
-    second: Region = field(default_factory=lambda: Region("loops"))
+    first: Region = field(kw_only=True)
+    second: Region = field(kw_only=True)
 
 
 def pair_up(lowering: Lowering) -> None:
@@ -74,7 +73,7 @@ def pair_up(lowering: Lowering) -> None:
 def _with(one: Region, other: Region) -> Region:
     """Two Regions by columns as one."""
     if (one.total, one.rows) != (other.total, other.rows):
-        return Region("apart")
+        return replace(one, kind="apart")
     return replace(
         one,
         values=[*one.values, *other.values],
@@ -147,26 +146,25 @@ def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> 
     return True
 
 
-def lower_pair(pair: Pair, target: Target, name: str) -> Bodies:
+def lower_pair(pair: Pair) -> Bodies:
     """The launch over rows, with the columns along, and the one that adds up the columns."""
     values, rows, columns = pair.known, pair.first.rows, pair.first.columns
     assert rows is not None and isinstance(columns, int)
-    pair.first.known = pair.second.known = values
-    pair.first.inputs = pair.inputs
-    space = ThreadSpace(pair.first, target, name)
+    pair.first.inputs, pair.first.name, pair.second.name = pair.inputs, pair.name, pair.name
+    space = ThreadSpace(pair.first)
     space.settle(columns)
     sums = reductions(pair.second)
     lanes = power_of_two(columns)
     each = EACH if len(space.reduces) < 3 else MANY
     threads = space.threads_for(lanes, each)
     resident = max(1, BUSY // (threads * each))  # programs of a core, within its registers
-    programs = resident * max(1, target.cores)
+    programs = resident * max(1, pair.target.cores)
     programs = max(1, min(programs, high(rows) // 8))
-    sheet = space.sheet(name, after=parts_of(sums, programs * columns, "result"))
+    sheet = space.sheet(pair.name, after=parts_of(sums, programs * columns, "result"))
     PairRows(space, sheet, sums).over_rows(rows, columns, lanes, programs)
     first = sheet.end(programs, warps=threads // WARP, resident=resident)
     own = pair.second.inputs = _reads_after(pair.second, values, set(pair.first.values))
-    last = ThreadSpace(pair.second, target, name)
+    last = ThreadSpace(pair.second)
     last.settle(columns)
     body, given = sum_parts(last, columns, programs)
     start = len(pair.first.stored)

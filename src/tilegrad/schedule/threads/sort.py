@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...core.dtype import DType, int32, int64
-from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
 from ...ir.types import Array
@@ -231,10 +230,10 @@ class ScratchSort:
 class SortLowering(ScratchSort):
     """Lowers one sort."""
 
-    def __init__(self, region: Region, name: str) -> None:
+    def __init__(self, region: Region) -> None:
         self.axis, x = Axis(region.anchor), region.anchor.inputs[0]
         padded = max(2, power_of_two(high(self.axis.size)))
-        super().__init__(name, region.inputs, self.axis.lines, padded, key_dtype(x.dtype))
+        super().__init__(region.name, region.inputs, self.axis.lines, padded, key_dtype(x.dtype))
         self.stored = region.arrays
         self.descending = region.anchor.attrs["descending"]
 
@@ -266,9 +265,9 @@ class SortLowering(ScratchSort):
                 e.store(memory, pair[v.attrs["index"]], axis.offset(axis.line_index(line, lane)))
 
 
-def lower_sort(region: Region, target: Target, name: str) -> Bodies:
+def lower_sort(region: Region) -> Bodies:
     """A sort of every line by blocks of threads."""
-    return SortLowering(region, name).lower()
+    return SortLowering(region).lower()
 
 
 # ---- running sums --------------------------------------------------------------------------------
@@ -277,12 +276,12 @@ ELEMENTS = 2048  # of a tile
 LONG = 16  # inner sizes from which tiles lie along them
 
 
-def lower_scan(region: Region, target: Target, name: str) -> Bodies:
+def lower_scan(region: Region) -> Bodies:
     """A running sum, product, maximum or minimum."""
     node, axis = region.anchor, Axis(region.anchor)
     kind, dtype = node.attrs["kind"], node.dtype.wide
     kept = running(node.dtype, kind)
-    sheet = ThreadSheet(name, parameters.of_region(region))
+    sheet = ThreadSheet.of(region)
     b, e, inner, size = sheet.b, sheet.e, high(axis.inner), high(axis.size)
     across = inner >= LONG  # tiles of (axis, inner), else of (lines, axis)
     if across:

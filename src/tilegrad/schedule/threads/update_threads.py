@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any
 
 from ...core.dtype import DType, int32, int64
-from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
 from ...ir.types import Array, product
@@ -359,6 +358,6 @@ class UpdateLowering(Update):
         return self.sheet.end(grid, warps=4)
 
 
-def lower_update(region: Region, target: Target, name: str) -> Bodies:
+def lower_update(region: Region) -> Bodies:
     """An update by blocks of threads."""
-    return update_bodies(region, target, UpdateLowering, lower_loops)
+    return update_bodies(region, UpdateLowering, lower_loops)
