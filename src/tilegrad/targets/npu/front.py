@@ -136,16 +136,18 @@ class Sequencer:
         self.seed: int | None = None  # of a config that was run in this cycle
         self.drawn = False  # whether a word was sent that rounds by chance
 
-    def send(self) -> Instruction:
-        """The word at hand as a queue gets it."""
-        one = self.program[self.pc]
-        self.drawn |= bool(one["stochastic"])
-        return moved(one, self.offsets)
+    @property
+    def word(self) -> Instruction:
+        """The word at hand."""
+        return self.program[self.pc]
 
-    def control(self) -> None:
-        """Runs the word at hand, which is for no queue, and goes on."""
-        one = self.program[self.pc]
+    def advance(self) -> Instruction | None:
+        """Goes on past the word at hand: gives it as its queue gets it, or runs one of no queue."""
+        one = self.word
         self.pc += 1
+        if one.queue is not None:
+            self.drawn |= bool(one["stochastic"])
+            return moved(one, self.offsets)
         if one.op == "config":
             if one["seed"] and self.drawn:
                 why = "config and store race for the seed: it comes before all stochastic words"
@@ -166,20 +168,19 @@ class Sequencer:
                 self.pc = start
             else:
                 self.offsets = saved
+        return None
 
 
 def words(program: Code) -> Iterator[Instruction]:
     """The words of a program as queues get them, in the order they are sent."""
     sequencer, count = Sequencer(program), 0
-    while (one := program[sequencer.pc]).op != "halt":
+    while sequencer.word.op != "halt":
         count += 1
         if count > MOST_WORDS:
             raise UserError("the program runs too many words", op="npu", expected=MOST_WORDS)
-        if one.queue is None:
-            sequencer.control()
-        else:
-            yield sequencer.send()
-            sequencer.pc += 1
+        sent = sequencer.advance()
+        if sent is not None:
+            yield sent
 
 
 class Front:
@@ -198,16 +199,15 @@ class Front:
         if self.state == FETCH:
             self.state = DECODE
         elif self.state == DECODE:
-            one = self.sequencer.program[self.sequencer.pc]
+            one = self.sequencer.word
             if one.op == "halt":
                 self.state = HALT
                 return
-            if one.queue is None:
-                self.sequencer.control()
-            elif self.queues[one.queue].full:
+            queue = None if one.queue is None else self.queues[one.queue]
+            if queue is not None and queue.full:
                 self.stalled = True
                 return
-            else:
-                self.queues[one.queue].pushed = self.sequencer.send()
-                self.sequencer.pc += 1
+            sent = self.sequencer.advance()
+            if queue is not None:
+                queue.pushed = sent
             self.state = FETCH
