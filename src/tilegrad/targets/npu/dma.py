@@ -223,7 +223,6 @@ class Store(Unit):
         self.phase = READ
         self.row = self.lane = self.beat = self.sent = self.open = 0
         self.address = self.row_address = self.left = 0
-        self.q = np.zeros(p.columns, sums.dtype)
         self.latched = np.zeros(p.columns, sums.dtype)
         self.buffer = bytearray(-(-p.columns * 4 // p.dma_bytes) * p.dma_bytes)
         self.random = seeded(1, p.lanes)
@@ -257,10 +256,9 @@ class Store(Unit):
         opened = False
         word = self.word
         if self.phase == READ:
-            self.q = self.sums[(word["local"] + self.row) % self.p.accumulator_rows].copy()
+            self.latched = self.sums[(word["local"] + self.row) % self.p.accumulator_rows].copy()
             self.phase = LATCH
         elif self.phase == LATCH:
-            self.latched = self.q
             self.phase, self.lane = NARROW, 0
         elif self.phase == NARROW:
             self._narrow(word)

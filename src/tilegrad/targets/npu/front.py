@@ -61,20 +61,15 @@ class Queue:
 @cache
 def waits(queue: int, tokens: int) -> tuple[int, ...]:
     """Channels that an instruction of a queue takes a token from."""
-    sides = ((WAIT_PREV, queue - 1), (WAIT_NEXT, queue + 1))
-    return tuple(n for bit, of in sides for n in _between(of, queue) if tokens & bit)
+    wanted = {queue - 1: tokens & WAIT_PREV, queue + 1: tokens & WAIT_NEXT}
+    return tuple(n for n, (of, to) in enumerate(CHANNELS) if to == queue and wanted[of])
 
 
 @cache
 def posts(queue: int, tokens: int) -> tuple[int, ...]:
     """Channels that it puts a token into."""
-    sides = ((POST_PREV, queue - 1), (POST_NEXT, queue + 1))
-    return tuple(n for bit, to in sides for n in _between(queue, to) if tokens & bit)
-
-
-def _between(*queues: int) -> list[int]:
-    """The channel from a queue to another, if there is one."""
-    return [n for n, pair in enumerate(CHANNELS) if pair == queues]
+    wanted = {queue - 1: tokens & POST_PREV, queue + 1: tokens & POST_NEXT}
+    return tuple(n for n, (of, to) in enumerate(CHANNELS) if of == queue and wanted[to])
 
 
 class Tokens:

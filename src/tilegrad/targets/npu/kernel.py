@@ -143,9 +143,7 @@ class ArrayKernel:
         found: list[list[np.ndarray[Any, Any]]] = [[] for _ in self.work.outputs]
         cycles = 0
         for b in range(self.work.batch):
-            parts = [v[b] for v in views]
-            first = [None, None] if not self.work.K else parts[:2]
-            memory = self.product.pack(*first, *parts[2 if self.work.K else 0 :])
+            memory = self.product.pack(*[v[b] for v in views])
             for words in self.product.program():
                 if level == "registers":
                     cycles += Machine(self.p, words, memory).run(1 << 40)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...tile.array import ROWS, VectorStep
 from .instructions import Instruction, Words, instruction
-from .layout import BLOCK, HELD, LINE, Layout
+from .layout import BLOCK, HELD, LINE, Layout, Narrow
 
 UNROLLED = 7  # steps of a result that are written out; more are a loop
 
@@ -113,7 +113,6 @@ class Result:
     def _load(self, i: int, free: str, sets: bool) -> Words:
         of, p, (depth, tiles) = self.of, self.of.p, self.parts[i]
         inputs, weights = self._halves(i)
-        one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
         made = []
         if of.left_apart:
             first = self.outer * of.tall * of.left_apart
@@ -121,29 +120,29 @@ class Result:
                 start = (depth + tile) * of.wide
                 at, columns = first + start * of.size, min(of.wide, of.K - start)
                 local = inputs + tile * self.count
-                made.append(_move(free, local, self.count, columns, of.left_apart, at, **one))
+                made.append(_move(free, local, self.count, columns, of.left_apart, at, set=sets))
                 free = ""
         else:
             at = (self.outer * of.tall * of.depths + depth * self.count) * of.row
-            made.append(_move(free, inputs, tiles * self.count, of.wide, of.row, at, **one))
+            rows = tiles * self.count
+            made.append(_move(free, inputs, rows, of.wide, of.row, at, set=sets))
         rows = min(tiles * p.rows, of.K - depth * p.rows) if of.right_apart else tiles * p.rows
-        return [*made, self._load_right(weights, depth * p.rows, rows, **two)]
+        return [*made, self._load_right(weights, depth * p.rows, rows, sets)]
 
     def _deep(self, tile: int) -> int:
         """Rows of the right operand of a tile: fewer of the last."""
         return min(self.of.p.rows, self.of.k - tile * self.of.p.rows)
 
-    def _load_right(self, local: int, start: int, rows: int, **sets: int) -> Instruction:
+    def _load_right(self, local: int, start: int, rows: int, sets: bool) -> Instruction:
         """Rows of the right operand, from `start` on."""
         of, columns = self.of, self.of.p.columns
-        if not of.right_apart:
+        if of.right_apart:
+            at = of.right + start * of.right_apart + self.column * columns * of.size
+            columns = min(columns, of.n - self.column * columns)
+        else:
             at = (self.column * of.padded + start) * of.right_row + of.right
-            if of.rate == "sparse":
-                sets = {**sets, "indexed": 1}
-            return _move("", local, rows, columns, of.right_row, at, **sets)
-        at = of.right + start * of.right_apart + self.column * columns * of.size
-        used = min(columns, of.n - self.column * columns)
-        return _move("", local, rows, used, of.right_apart, at, **sets)
+        given = {"set": 2 * sets, "indexed": int(of.rate == "sparse")}
+        return _move("", local, rows, columns, of.right_apart or of.right_row, at, **given)
 
     def _matmuls(self, i: int) -> Words:
         made, rows = [], self.of.p.rows
@@ -169,14 +168,14 @@ class Result:
     def _load_output(self, i: int, free: str, sets: bool) -> Words:
         of, p, (start, count) = self.of, self.of.p, self.parts[i]
         half = (self.number + i) % 2 * of.deep
-        one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
         if of.left_apart:
             at = start * of.left_apart + self.outer * p.rows * of.size
-            left = _move(free, half, count, self.count, of.left_apart, at, **one)
+            lying = (self.count, of.left_apart)
         else:
             at = (self.outer * of.k + start) * of.row
-            left = _move(free, half, count, of.wide, of.row, at, **one)
-        return [left, self._load_right(p.bank_rows + half, start, count, **two)]
+            lying = (of.wide, of.row)
+        left = _move(free, half, count, *lying, at, set=sets)
+        return [left, self._load_right(p.bank_rows + half, start, count, sets)]
 
     def _matmul_output(self, i: int) -> Words:
         of, half = self.of, (self.number + i) % 2 * self.of.deep
@@ -302,7 +301,8 @@ class Result:
         return made
 
     def _store(self, number: int, local: int, columns: int, dram: int) -> Instruction:
-        narrow = self.of.stored[number].narrow
+        given = self.of.stored[number].narrow
+        narrow = given or Narrow(scale=0)
         return instruction(
             "move_out",
             local=local,
@@ -310,10 +310,10 @@ class Result:
             columns=columns,
             stride=self.of.strides[number],
             dram=dram,
-            raw=int(narrow is None),
-            scale=narrow.scale if narrow and not self.of.p.floating else 0,
-            shift=narrow.shift if narrow else 0,
-            relu=int(bool(narrow and narrow.relu)),
+            raw=int(given is None),
+            scale=0 if self.of.p.floating else narrow.scale,
+            shift=narrow.shift,
+            relu=int(narrow.relu),
         )
 
 
