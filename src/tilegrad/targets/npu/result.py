@@ -70,13 +70,10 @@ class Result:
 
     def loads(self, i: int, sets: bool = False) -> Words:
         """What step i brings in; from the third of a program on, its place must be free before."""
-        free = "wait_next" if self.number + i >= 2 else ""
-        made = []
-        if i >= len(self.parts) - 1 and self.of.vector_operands:
-            made = self._load_vector_operands(free)
-            free = ""
+        made = self._load_vector_operands() if i >= len(self.parts) - 1 else []
         if self.parts:
-            made += self._load_output(i, free, sets) if self._output else self._load(i, free, sets)
+            made += self._load_output(i, sets) if self._output else self._load(i, sets)
+        made[0] = _with(made[0], "wait_next" if self.number + i >= 2 else "")
         made[-1] = _with(made[-1], "post_next")
         return made
 
@@ -110,7 +107,7 @@ class Result:
         weights = 2 * of.tiles * of.tall + half * of.tiles * of.p.rows
         return half * of.tiles * of.tall, weights
 
-    def _load(self, i: int, free: str, sets: bool) -> Words:
+    def _load(self, i: int, sets: bool) -> Words:
         of, p, (depth, tiles) = self.of, self.of.p, self.parts[i]
         inputs, weights = self._halves(i)
         made = []
@@ -120,12 +117,11 @@ class Result:
                 start = (depth + tile) * of.wide
                 at, columns = first + start * of.size, min(of.wide, of.K - start)
                 local = inputs + tile * self.count
-                made.append(_move(free, local, self.count, columns, of.left_apart, at, set=sets))
-                free = ""
+                made.append(_move(local, self.count, columns, of.left_apart, at, set=sets))
         else:
             at = (self.outer * of.tall * of.depths + depth * self.count) * of.row
             rows = tiles * self.count
-            made.append(_move(free, inputs, rows, of.wide, of.row, at, set=sets))
+            made.append(_move(inputs, rows, of.wide, of.row, at, set=sets))
         rows = min(tiles * p.rows, of.K - depth * p.rows) if of.right_apart else tiles * p.rows
         return [*made, self._load_right(weights, depth * p.rows, rows, sets)]
 
@@ -142,7 +138,7 @@ class Result:
         else:
             at = (self.column * of.padded + start) * of.right_row + of.right
         given = {"set": 2 * sets, "indexed": int(of.rate == "sparse")}
-        return _move("", local, rows, columns, of.right_apart or of.right_row, at, **given)
+        return _move(local, rows, columns, of.right_apart or of.right_row, at, **given)
 
     def _matmuls(self, i: int) -> Words:
         made, rows = [], self.of.p.rows
@@ -165,7 +161,7 @@ class Result:
 
     # ---- sums in place ----
 
-    def _load_output(self, i: int, free: str, sets: bool) -> Words:
+    def _load_output(self, i: int, sets: bool) -> Words:
         of, p, (start, count) = self.of, self.of.p, self.parts[i]
         half = (self.number + i) % 2 * of.deep
         if of.left_apart:
@@ -174,7 +170,7 @@ class Result:
         else:
             at = (self.outer * of.k + start) * of.row
             lying = (of.wide, of.row)
-        left = _move(free, half, count, *lying, at, set=sets)
+        left = _move(half, count, *lying, at, set=sets)
         return [left, self._load_right(p.bank_rows + half, start, count, sets)]
 
     def _matmul_output(self, i: int) -> Words:
@@ -206,7 +202,7 @@ class Result:
             at += of.across * of.planes(i) * (1 if held else of.tall)
         return found
 
-    def _load_vector_operands(self, free: str) -> Words:
+    def _load_vector_operands(self) -> Words:
         of, made = self.of, []
         for i, local in enumerate(self._locals()):
             planes, held, apart = of.planes(i), of.held[i], of.vector_apart[i]
@@ -220,8 +216,7 @@ class Result:
                     at, columns = first * apart + column * of.size, min(columns, of.n - column)
                 stride = apart or of.column
                 place = local + s * rows
-                made.append(_move(free, place, rows, columns, stride, of.operand_starts[i] + at))
-                free = ""
+                made.append(_move(place, rows, columns, stride, of.operand_starts[i] + at))
         return made
 
     def _row(self, value: int, strip: int = 0) -> int:
@@ -324,8 +319,6 @@ def _with(one: Instruction, tokens: str) -> Instruction:
     return instruction(one.op, one["tokens"] | more, **known)
 
 
-def _move(
-    tokens: str, local: int, rows: int, columns: int, stride: int, dram: int, **sets: int
-) -> Instruction:
+def _move(local: int, rows: int, columns: int, stride: int, dram: int, **sets: int) -> Instruction:
     given = {"local": local, "rows": rows, "columns": columns, "stride": stride, "dram": dram}
-    return instruction("move_in", tokens, **given, **sets)
+    return instruction("move_in", **given, **sets)
