@@ -266,7 +266,7 @@ def test_vector_steps_alone() -> None:
         steps=steps,
         stored=(Stored(3),),
     )
-    memory, cycles = made.pack(None, None, a, b), 0
+    memory, cycles = made.pack(a, b), 0
     for words in made.program():
         cycles += Machine(p, words, memory).run()
     np.testing.assert_array_equal(made.unpack(memory), np.maximum(a + b, 0))

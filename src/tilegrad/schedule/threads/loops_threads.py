@@ -83,8 +83,7 @@ class FlatTiles(ThreadPart):
             self.b.branch(self.b.less_equal(stop, inner), lambda: write(True), lambda: write(False))
         else:
             write(False)
-        warps = space.threads_for(many * lanes, self.each) // WARP
-        return [self.sheet.end(grid, warps=warps)]
+        return [self.sheet.end(grid, warps=space.warps_for(many * lanes, self.each))]
 
     def flat_tile(self, rows: Size, inner: Size) -> tuple[int, int]:
         """(rows, lanes) of a program's tile; sets how many elements a thread has."""

@@ -27,7 +27,7 @@ from ..lowering import Lowering
 from ..region import REDUCE, Region, bit, leaves_of, own_index, reads_of
 from ..space import KINDS, reduce_index
 from .reductions import HeldRows, sum_parts
-from .space_threads import WARP, ThreadSpace, parts_of, plain_reads
+from .space_threads import WARP, ThreadSpace, parts_of
 from .tiles import ThreadSheet, ask, have
 
 SHORTEST, LONGEST = 512, 8192  # columns of rows of which a program holds one and accumulates
@@ -156,13 +156,13 @@ def lower_pair(pair: Pair) -> Bodies:
     sums = reductions(pair.second)
     lanes = power_of_two(columns)
     each = EACH if len(space.reduces) < 3 else MANY
-    threads = space.threads_for(lanes, each)
-    resident = max(1, BUSY // (threads * each))  # programs of a core, within its registers
+    warps = space.warps_for(lanes, each)
+    resident = max(1, BUSY // (warps * WARP * each))  # programs of a core, within its registers
     programs = resident * max(1, pair.target.cores)
     programs = max(1, min(programs, high(rows) // 8))
     sheet = space.sheet(pair.name, after=parts_of(sums, programs * columns, "result"))
     PairRows(space, sheet, sums).over_rows(rows, columns, lanes, programs)
-    first = sheet.end(programs, warps=threads // WARP, resident=resident)
+    first = sheet.end(programs, warps=warps, resident=resident)
     own = pair.second.inputs = _reads_after(pair.second, values, set(pair.first.values))
     last = ThreadSpace(pair.second)
     last.settle(columns)
@@ -207,12 +207,10 @@ class PairRows(HeldRows):
         found = self.reads_at(row, lane)
         return [(n, i) for n, i in found if product(n.shape) == self.space.region.total][:3]
 
-    def reads_at(self, row: Size, lane: Size) -> list[Place]:
-        """What is read at a row without a guard."""
-        space = self.space
-        starts = space.expressions_at(space.reduces, space.region.stored, row, lane)
-        starts += [(v.inputs[0], reduce_index(v, lane, row)) for v in self.sums]
-        return plain_reads(starts, space.stored_reads)
+    def starts_at(self, row: Size, lane: Size) -> list[Place]:
+        """What the columns add is evaluated too."""
+        own = [(v.inputs[0], reduce_index(v, lane, row)) for v in self.sums]
+        return super().starts_at(row, lane) + own
 
     def added(self, row: Size, lane: Size, sums: Sequence[Node]) -> list[Node]:
         """The accumulators with one more row."""

@@ -22,11 +22,11 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, power_of_two
 from ...ir.types import product
-from ..access import unravel
+from ..access import Place, unravel
 from ..family import Bodies, Made
 from ..lines import Accumulators, Reductions, Sweep, blocked, shared_out
 from ..space import KINDS, identity, reduce_index
-from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads
+from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
 from .stream import StreamedRows, plan_stream
 from .sweep import WARPS, Kept, Sweeper, lanes_of, swept
 from .tiles import ThreadSheet
@@ -71,7 +71,7 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
         tile.load_first(row, lane)
         tile.reduce_stages(row, lane)
         tile.write_all(row, lane)
-    return [sheet.end(grid, warps=space.threads_for(many * lanes, each) // WARP)]
+    return [sheet.end(grid, warps=space.warps_for(many * lanes, each))]
 
 
 def rows_held(space: ThreadSpace, rows: int, lanes: int, each: int) -> int:
@@ -98,12 +98,19 @@ class HeldRows(ThreadPart):
         the reductions: it is near, and would take registers from other rows."""
         if self.space.many_reads() > 3:
             return
-        space, region = self.space, self.space.region
-        starts = space.expressions_at(space.reduces, region.stored, row, lane)
-        found = plain_reads(starts, space.stored_reads)
+        region, found = self.space.region, self.reads_at(row, lane)
         for node, index in sorted(found, key=lambda place: place[0] not in region.constants):
             if node in region.constants or product(node.shape) in (region.total, region.rows):
                 self.e.value(node, index)
+
+    def reads_at(self, row: Size, lane: Size) -> list[Place]:
+        """What is read at a row without a guard."""
+        return plain_reads(self.starts_at(row, lane), self.space.stored_reads)
+
+    def starts_at(self, row: Size, lane: Size) -> list[Place]:
+        """What is evaluated at a row."""
+        space = self.space
+        return space.expressions_at(space.reduces, space.region.stored, row, lane)
 
     def reduce_stages(self, row: Size, lane: Size) -> None:
         """All reductions, a stage after the other."""
@@ -143,9 +150,10 @@ class HeldRows(ThreadPart):
 
 def row_parts(space: ThreadSpace, rows: Size, columns: Size) -> int:
     """Into how many parts each row is cut: 1 unless rows are few and one sweep is all."""
-    plain = all(v.op is not ops.argmax and space.levels[v] == 1 for v in space.reduces)
     per_row = all(space.is_per_row(v) for v in space.region.stored)
-    if not plain or not per_row or space.inner != columns or not isinstance(columns, int):
+    if not per_row or space.inner != columns or not isinstance(columns, int):
+        return 1
+    if not space.in_one_stage():
         return 1
     most = columns // HELD
     return max(1, min(most, space.programs_wanted() // 2 // max(1, high(rows)), 1024))
@@ -154,15 +162,13 @@ def row_parts(space: ThreadSpace, rows: Size, columns: Size) -> int:
 def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
     """Parts of rows into scratch, one a program, then a launch that combines them."""
     length, parts = in_parts(columns, parts, lanes_of(space, WARPS))
-    left = parts_of(space.reduces, rows * parts, "result")
-    sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
+    sheet = space.parts_sheet(space.reduces, rows * parts)
     grid, (row, part) = sheet.programs(rows, parts)
     start = part * length
     stop = minimum(start + length, columns)
     sweep, sweeper = Sweep(space, row, columns, space.reduces), Sweeper(space, sheet, WARPS, Kept())
     sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
-    for v, place in zip(space.reduces, sheet.others.values()):
-        sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), row * parts + part)
+    sheet.store_parts(space.reduces, row, row * parts + part)
     return [sheet.end(grid, warps=WARPS), last_parts(space, rows, parts)]
 
 
@@ -174,7 +180,7 @@ def in_parts(count: Size, parts: int, unit: int) -> tuple[int, int]:
 
 def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
     """The parts of a row combined, and what follows from them."""
-    sheet = space.sheet(f"{space.name}_whole", parts_of(space.reduces, rows * parts, "value"))
+    sheet = space.whole_sheet(rows * parts)
     e, row = sheet.e, sheet.b.program(0, rows)
     lanes = power_of_two(parts)
     with e.vector(0, lanes, parts) as lane:
@@ -182,7 +188,7 @@ def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
         partials = zip(space.reduces, sheet.others.values())
         tile.bind_totals(row, [(v, e._load(place, at)) for v, place in partials])
         tile.row_results(row, 1)
-    return sheet.end(rows, warps=space.threads_for(lanes, 4) // WARP)
+    return sheet.end(rows, warps=space.warps_for(lanes, 4))
 
 
 # ---- by columns ----------------------------------------------------------------------------------
@@ -195,26 +201,24 @@ def by_columns(space: ThreadSpace) -> Bodies:
     results, count = space.region.row_count, space.region.columns
     block = min(power_of_two(high(space.inner)), max(32, 2 * LINE * space.vector() // 16))
     deep = max(1, min(8 * WARP * EACH // block, power_of_two(high(count))))
-    warps = space.threads_for(block * deep, EACH) // WARP
     programs = high(floor_divide(results, space.inner)) * -(-high(space.inner) // block)
     parts = 1
-    if all(v.op is not ops.argmax and space.levels[v] == 1 for v in space.reduces):
+    if space.in_one_stage():
         most = high(count) // (4 * deep)
         parts = max(1, min(most, space.programs_wanted() // max(1, programs), 256))
-    if parts == 1:
-        sheet = space.sheet(space.name)
-        grid = Columns(space, sheet, block, deep).programs(count, 1, None)
-        return [sheet.end(grid, warps=warps)]
-    _, parts = in_parts(count, parts, deep)
-    left = parts_of(space.reduces, results * parts, "result")
-    sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
-    grid = Columns(space, sheet, block, deep).programs(count, parts, list(sheet.others.values()))
-    return [sheet.end(grid, warps=warps), sum_parts(space, results, parts)]
+    length = count
+    if parts > 1:
+        length, parts = in_parts(count, parts, deep)
+    split = parts > 1
+    sheet = space.parts_sheet(space.reduces, results * parts) if split else space.sheet(space.name)
+    grid = Columns(space, sheet, block, deep).programs(length, parts)
+    first = sheet.end(grid, warps=space.warps_for(block * deep, EACH))
+    return [first, sum_parts(space, results, parts)] if split else [first]
 
 
 def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
     """Partial results added up: a block of results a program, all parts as one tile."""
-    sheet = space.sheet(f"{space.name}_whole", parts_of(space.reduces, results * parts, "value"))
+    sheet = space.whole_sheet(results * parts)
     b, e = sheet.b, sheet.e
     block, deep = min(32, power_of_two(high(results))), min(power_of_two(parts), 64)
     columns = Columns(space, sheet, block, deep)
@@ -232,7 +236,7 @@ def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
                     (totals[n],) = columns.sums.take(v, x, x, e.inside(), [totals[n]])
         columns.bind(space.reduces, lane, totals)
         columns.write_rows(space.region.stored, lane)
-    return sheet.end(grid, warps=space.threads_for(deep * block, EACH) // WARP)
+    return sheet.end(grid, warps=space.warps_for(deep * block, EACH))
 
 
 class Columns(Reductions, ThreadPart):
@@ -242,27 +246,24 @@ class Columns(Reductions, ThreadPart):
         super().__init__(space, sheet, deep)
         self.block = block
 
-    def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
-        """One program: its block of results over its part of the reduced axis."""
-        space = self.space
+    def programs(self, length: Size, parts: int) -> Size:
+        """One program: its block of results over its part, so long, of the reduced axis."""
+        space, count = self.space, self.space.region.columns
         results, inner = space.region.row_count, space.inner
         blocks = ceil_divide(inner, self.block)
         sizes = (floor_divide(results, inner), blocks, parts)
         grid, (outer, block, part) = self.sheet.programs(*sizes)
         base = block * self.block
-        length, _ = in_parts(count, parts, self.lanes)
         start: Size = part * length
         stop = minimum(start + length, count) if parts > 1 else count
         with self.e.vector(base, self.block, inner) as lane:
             row = outer * inner + lane
             for stage in range(1, space.stages() + 1):
                 self.reduce_part(space.at_stage(stage), row, outer, base, start, stop)
-            if partials is None:
+            if parts == 1:
                 self.write_rows(space.region.stored, row)
             else:
-                for v, place in zip(space.reduces, partials):
-                    offset = part * results + row
-                    self.e.store(place, self.e.value(v, unravel(row, v.shape)), offset)
+                self.sheet.store_parts(space.reduces, row, part * results + row)
         return grid
 
     def reduce_part(

@@ -34,7 +34,7 @@ from ..region import Region
 from ..scan_sort import Axis
 from ..sheet import Sheet
 from ..space import identity
-from .space_threads import WARP, warps_for
+from .space_threads import warps_for
 from .tiles import ThreadSheet
 
 LOCAL = 4096  # elements that one program sorts
@@ -122,25 +122,10 @@ class Network:
             found[:] = self.exchange(found, shared, numbers, self.power(levels - 1 - t), run)
         return found
 
-    def far_programs(
-        self, memories: Sequence[Node], padded: int, lines: Size, log_run: int, far: int
-    ) -> Size:
-        """Partners 2 ** far apart, farther than a tile: both are in memory; gives the grid."""
-        b, size, distance = self.b, self.size, 1 << far
-        half = padded // 2 // size
-        p = b.program(0, lines * half)
-        line, q = floor_divide(p, half), modulo(p, half) * size
-        low = floor_divide(q, distance) * (2 * distance) + modulo(q, distance)
-        start = line * padded + low
-        ends = [start, start + distance]
-        one, other = ([b.load(m, (at,), (size,)) for m in memories] for at in ends)
-        run = modulo(floor_divide(low, 1 << log_run), 2)  # the same for the whole tile
-        rises = b.broadcast(b.apply("equal", b.index(run), 0), (size,))
-        keep = b.apply("equal", self.before(one, other), rises)
-        for m, x, y in zip(memories, one, other):
-            b.store(m, b.apply("where", keep, x, y), (ends[0],))
-            b.store(m, b.apply("where", keep, y, x), (ends[1],))
-        return lines * half
+
+def warps_of(size: int) -> int:
+    """Warps of a program that has a tile of pairs."""
+    return warps_for(size, 4, 16)
 
 
 class ScratchSort:
@@ -175,10 +160,6 @@ class ScratchSort:
         """The steps of this sort."""
         return Network(b, size, self.dtype, self.descending)
 
-    def warps(self, size: int) -> int:
-        """Warps of a program that has a tile of pairs."""
-        return max(1, min(16, size // (4 * WARP)))
-
     def chunk(self, sheet: ThreadSheet) -> tuple[Size, Size, Size, Size]:
         """A program for each chunk of each line: (grid, place, line, start in it)."""
         grid, (line, chunk) = sheet.programs(self.lines, self.padded // LOCAL)
@@ -196,14 +177,25 @@ class ScratchSort:
         pair, numbers = self.take(sheet, net, line, start)
         for memory, x in zip(sheet.others.values(), net.sorted(pair, numbers)):
             sheet.b.store(memory, x, (place,))
-        return sheet.end(grid, warps=self.warps(LOCAL))
+        return sheet.end(grid, warps=warps_of(LOCAL))
 
     def far(self, log_run: int, far: int) -> Made:
         """Partners 2 ** far apart, farther than a chunk: both are in memory."""
         pairs = parameters.scratch(self.scratch, "state")
-        sheet = Sheet(f"{self.name}_far_{log_run}_{far}", pairs)
-        net = self.network(sheet.b, FAR_TILE)
-        grid = net.far_programs(sheet.b.parameters, self.padded, self.lines, log_run, far)
+        sheet, distance = Sheet(f"{self.name}_far_{log_run}_{far}", pairs), 1 << far
+        b, memories = sheet.b, sheet.b.parameters
+        grid, (line, part) = sheet.programs(self.lines, self.padded // 2 // FAR_TILE)
+        q = part * FAR_TILE
+        low = floor_divide(q, distance) * (2 * distance) + modulo(q, distance)
+        start = line * self.padded + low
+        ends = [start, start + distance]
+        one, other = ([b.load(m, (at,), (FAR_TILE,)) for m in memories] for at in ends)
+        run = modulo(floor_divide(low, 1 << log_run), 2)  # the same for the whole tile
+        rises = b.broadcast(b.apply("equal", b.index(run), 0), (FAR_TILE,))
+        keep = b.apply("equal", self.network(b, FAR_TILE).before(one, other), rises)
+        for m, x, y in zip(memories, one, other):
+            b.store(m, b.apply("where", keep, x, y), (ends[0],))
+            b.store(m, b.apply("where", keep, y, x), (ends[1],))
         return sheet.end(grid, warps=4)
 
     def near(self, log_run: int, last: bool) -> Made:
@@ -224,7 +216,7 @@ class ScratchSort:
         else:
             for memory, x in zip(memories, pair):
                 b.store(memory, x, (place,))
-        return sheet.end(grid, warps=self.warps(LOCAL))
+        return sheet.end(grid, warps=warps_of(LOCAL))
 
 
 class SortLowering(ScratchSort):
@@ -246,7 +238,7 @@ class SortLowering(ScratchSort):
         net, line = self.network(sheet.b, self.padded), sheet.b.program(0, self.lines)
         pair, numbers = self.take(sheet, net, line, 0)
         self.give(sheet, line, 0, net.sorted(pair, numbers))
-        return [sheet.end(self.lines, warps=self.warps(self.padded))]
+        return [sheet.end(self.lines, warps=warps_of(self.padded))]
 
     def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
         """See `ScratchSort`."""

@@ -49,6 +49,19 @@ class ThreadSpace(Space):
         found.e.rounded, found.e.values = self.region.rounded, self.all_values
         return found
 
+    def parts_sheet(self, reduces: Sequence[Node], size: Size) -> ThreadSheet:
+        """A Body that stores so many partial results of reductions, in scratch."""
+        left = parts_of(reduces, size, "result")
+        return self.sheet(f"{self.name}_parts", results=False, after=left)
+
+    def whole_sheet(self, size: Size) -> ThreadSheet:
+        """A Body that combines them, and stores what follows."""
+        return self.sheet(f"{self.name}_whole", parts_of(self.reduces, size, "value"))
+
+    def in_one_stage(self) -> bool:
+        """Whether parts of its reductions may be combined later."""
+        return all(v.op is not ops.argmax and self.levels[v] == 1 for v in self.reduces)
+
     # ---- where vectors run ----------------------------------------------------------------
 
     def pick_middle(self, rows: Size) -> Size:
@@ -94,10 +107,10 @@ class ThreadSpace(Space):
         """Arrays of about full size that are read."""
         return sum(1 for n in self.reads if high(product(n.shape)) * 4 >= high(self.region.total))
 
-    def threads_for(self, elements: int, each: int) -> int:
-        """Threads that hold a tile with about `each` elements apiece."""
+    def warps_for(self, elements: int, each: int) -> int:
+        """Warps of a program whose threads hold a tile with about `each` elements apiece."""
         most = self.target.limits.get("threads_per_block", 1024)
-        return min(most, max(WARP, power_of_two(elements // each)))
+        return warps_for(elements, each, most // WARP)
 
     def programs_wanted(self) -> int:
         """Programs that keep every core busy to the end."""
@@ -159,9 +172,9 @@ class ThreadPart(Part):
             self.e.store(self.sheet.outputs[v], x, offset_of(v, index))
 
 
-def warps_for(elements: int) -> int:
-    """Warps of a program whose threads have some elements each."""
-    return max(1, min(8, elements // (8 * WARP)))
+def warps_for(elements: int, each: int = 8, most: int = 8) -> int:
+    """Warps of a program whose threads have about so many elements each."""
+    return max(1, min(most, power_of_two(elements // each) // WARP))
 
 
 def parts_of(reduces: Sequence[Node], size: Size, use: str) -> list[Parameter]:

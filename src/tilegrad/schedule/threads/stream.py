@@ -16,7 +16,6 @@ Target alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...ir.node import Node
 from ...ir.symbol import Size, floor_divide, high
@@ -108,13 +107,9 @@ class StreamedRows(Sweeper):
         """Tiles of a row from memory."""
         found = []
         for k in range(count):
-            with self.at(sweep, base + k * self.lanes, k < whole) as (_, lane):
+            with self.tile(sweep, base + k * self.lanes, self.columns, k < whole) as (_, lane):
                 found.append(ask(self.e, self.kept.at(sweep.row, lane)))
         return found
-
-    def at(self, sweep: Sweep, at: Size, whole: bool) -> Any:
-        """Lanes of a sweep's row from a place on; yields (row, lane)."""
-        return self.tile(sweep, at, self.columns, whole)
 
     def asked_rest(self, sweep: Sweep) -> Raw:
         """What shared memory does not hold of a row, where registers do."""
@@ -123,7 +118,7 @@ class StreamedRows(Sweeper):
 
     def take_tile(self, sweep: Sweep, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
         """What a sweep does with one tile that is there."""
-        with self.at(sweep, at, whole) as (_, lane):
+        with self.tile(sweep, at, self.columns, whole) as (_, lane):
             have(self.e, self.kept.at(sweep.row, lane), values)
             return self.taken(sweep, lane)
 
@@ -169,7 +164,7 @@ class StreamedRows(Sweeper):
     def has_place(self, sweep: Sweep, base: Size, count: int) -> Node | None:
         """Whether some tiles have a place that a sweep compares with; None where it does not."""
         b, e, found = self.b, self.e, None
-        with self.at(sweep, base, True) as (_, lane):
+        with self.tile(sweep, base, self.columns, True) as (_, lane):
             numbers = [
                 number
                 for node, index in sweep.expressions(lane)

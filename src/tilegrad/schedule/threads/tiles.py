@@ -33,7 +33,7 @@ from ...ir.symbol import (
     substitute,
 )
 from ...tile import ops as tile_ops
-from ..access import ELEMENTWISE, Condition, Index, Place, symbolic
+from ..access import ELEMENTWISE, Condition, Index, Place, symbolic, unravel
 from ..evaluate import ROWS
 from ..sheet import Sheet
 from .exponent import ExponentEvaluator
@@ -375,6 +375,11 @@ class ThreadSheet(Sheet):
     e: TileEvaluator
     builder = Viewed
     evaluator = TileEvaluator
+
+    def store_parts(self, reduces: Sequence[Node], row: Size, at: Size) -> None:
+        """Partial results of a row into scratch."""
+        for v, place in zip(reduces, self.others.values()):
+            self.e.store(place, self.e.value(v, unravel(row, v.shape)), at)
 
     def numbers(self) -> Sequence[int]:
         """Views stand for the parameters that they are views of."""

@@ -40,44 +40,49 @@ def _within(one: Instruction, name: str, least: int, most: int) -> None:
         raise _bad(one, name, f"{least} to {most}", one[name])
 
 
-def _rows(one: Instruction, name: str, count: int, most: int) -> None:
-    if one[name] + count > most:
-        raise _bad(one, name, f"{count} rows within {most}", f"{one[name]} + {count}")
+def memory_rows(p: Parameters) -> dict[str, int]:
+    """How many rows the chip's memories have."""
+    return {"scratchpad": p.scratchpad_rows, "accumulators": p.accumulator_rows}
+
+
+def uses(p: Parameters, one: Instruction) -> Iterator[tuple[str, str, int]]:
+    """The rows of the chip's memories that a word reads or writes: the field that says where they
+    begin, the memory, and how many."""
+    output, planes = p.dataflow == "os", planes_of(p, one)
+    count = one["count"] if one.op in ("matmul", "vector", "reduce") else one["rows"]
+    first = 1 if one["hold_first"] else count
+    if one.op in ("move_in", "preload", "matmul") or planes:
+        yield "local", "scratchpad", first * max(1, planes)
+    elif one.op in ("move_out", "vector", "reduce"):
+        yield "local", "accumulators", first
+    if one.op == "matmul" and output:
+        yield "second", "scratchpad", count
+    elif one.op == "vector" and not planes and not one["immediate"]:
+        yield "second", "accumulators", 1 if one["hold_second"] else count
+    if one.op in ("matmul", "vector", "reduce"):
+        drained = one["rows"] * one["drain"]
+        yield "result", "accumulators", drained if one.op == "matmul" and output else count
 
 
 def _check_move(p: Parameters, one: Instruction) -> None:
-    out = one.op == "move_out"
     _within(one, "rows", 1, 65535)
-    _within(one, "columns", 1, p.columns if out else p.row_elements)
-    _rows(one, "local", one["rows"], p.accumulator_rows if out else p.scratchpad_rows)
+    _within(one, "columns", 1, p.columns if one.op == "move_out" else p.row_elements)
     for name in ("dram", "stride"):
         if one[name] % p.dma_bytes:
             raise _bad(one, name, f"a multiple of dma_bytes ({p.dma_bytes})", one[name])
-    if one["stochastic"] and not p.stochastic:
-        raise _bad(one, "stochastic", "0: the chip has no stochastic rounding", 1)
-    if out and one["shift"] > 46:
-        raise _bad(one, "shift", "at most 46", one["shift"])
-    if one["indexed"] and not p.sparse:
-        raise _bad(one, "indexed", "0: the chip has no 2:4 unit", 1)
 
 
 def _check_matmul(p: Parameters, one: Instruction) -> None:
     _within(one, "count", 1, 65535)
-    if one["sparse"] and not p.sparse:
-        raise _bad(one, "sparse", "0: the chip has no 2:4 unit", 1)
     if one["mixed"] and (not p.mixed or one["sparse"]):
         why = "not with sparse" if p.mixed else f"weights are {p.element} too"
         raise _bad(one, "mixed", f"0: {why}", 1)
-    _rows(one, "local", one["count"], p.scratchpad_rows)
     if p.dataflow != "os":
-        _rows(one, "result", one["count"], p.accumulator_rows)
         return
-    _rows(one, "second", one["count"], p.scratchpad_rows)
     if one["sparse"] and one["count"] % 2:
         raise _bad(one, "count", "even with 2:4, two steps a group", one["count"])
     if one["drain"]:
         _within(one, "rows", 1, p.rows)
-        _rows(one, "result", one["rows"], p.accumulator_rows)
     last = one["count"] - 1
     banks = [{one[n] // p.bank_rows, (one[n] + last) // p.bank_rows} for n in ("local", "second")]
     if len(banks[0]) > 1 or len(banks[1]) > 1 or banks[0] == banks[1]:
@@ -87,24 +92,13 @@ def _check_matmul(p: Parameters, one: Instruction) -> None:
 
 def _check_vector(p: Parameters, one: Instruction) -> None:
     _within(one, "count", 1, 65535)
-    _rows(one, "result", one["count"], p.accumulator_rows)
     if one.op == "reduce":
         _within(one, "columns", 1, p.columns)
-        _rows(one, "local", one["count"], p.accumulator_rows)
         return
     if p.floating and one.kind not in FLOAT_KINDS:
         raise _bad(one, "kind", f"one of {', '.join(FLOAT_KINDS)} for {p.element}", one.kind)
     if p.floating and one["shift"]:
         raise _bad(one, "shift", f"0 for {p.element}", one["shift"])
-    if one["shift"] > 46:
-        raise _bad(one, "shift", "at most 46", one["shift"])
-    count = 1 if one["hold_first"] else one["count"]
-    if planes := planes_of(p, one):
-        _rows(one, "local", count * planes, p.scratchpad_rows)
-        return
-    _rows(one, "local", count, p.accumulator_rows)
-    if not one["immediate"]:
-        _rows(one, "second", 1 if one["hold_second"] else one["count"], p.accumulator_rows)
 
 
 def check_word(p: Parameters, one: Instruction) -> None:
@@ -115,13 +109,25 @@ def check_word(p: Parameters, one: Instruction) -> None:
         if p.dataflow == "os":
             raise _bad(one, "op", "a mesh that keeps weights or inputs", "os")
         _within(one, "rows", 1, p.rows)
-        _rows(one, "local", one["rows"], p.scratchpad_rows)
     elif one.op == "matmul":
         _check_matmul(p, one)
     elif one.op in ("vector", "reduce"):
         _check_vector(p, one)
     elif one.op == "sync" and one["queue"] > 2:
         raise _bad(one, "queue", "load, execute or store", one["queue"])
+    _within(one, "shift", 0, 46)
+    for name, there, unit in (
+        ("stochastic", p.stochastic, "stochastic rounding"),
+        ("indexed", p.sparse, "2:4 unit"),
+        ("sparse", p.sparse, "2:4 unit"),
+    ):
+        if one[name] and not there:
+            raise _bad(one, name, f"0: the chip has no {unit}", 1)
+    sizes = memory_rows(p)
+    for name, memory, count in uses(p, one):
+        if one[name] + count > sizes[memory]:
+            got = f"{one[name]} + {count}"
+            raise _bad(one, name, f"{count} rows within {sizes[memory]}", got)
 
 
 def check(p: Parameters, program: Code) -> None:
@@ -160,26 +166,14 @@ Rows = Any  # numbers of rows: a slice or an array
 
 
 def touches(p: Parameters, one: Instruction) -> Iterator[tuple[str, Rows]]:
-    """The memories that a word shares with another queue, and which rows (beats of DRAM)."""
-    count = one["rows"] if one.op in ("move_in", "move_out", "preload") else one["count"]
-    here = slice(one["local"], one["local"] + count)
+    """The memories that a word shares with another queue, and which rows (beats of DRAM). Execute
+    and store may read a row of sums side by side."""
+    for name, memory, count in uses(p, one):
+        if one.queue != EXECUTE or memory == "scratchpad" or name == "result":
+            yield memory, slice(one[name], one[name] + count)
     if one.op in ("move_in", "move_out"):
-        yield ("scratchpad" if one.op == "move_in" else "accumulators"), here
-        starts = (one["dram"] + np.arange(count) * one["stride"]) // p.dma_bytes
+        starts = (one["dram"] + np.arange(one["rows"]) * one["stride"]) // p.dma_bytes
         yield "DRAM", (starts[:, None] + np.arange(row_beats(p, one))).ravel()
-    elif one.op == "preload":
-        yield "scratchpad", here
-    elif one.op == "matmul":
-        yield "scratchpad", here
-        if p.dataflow == "os":
-            yield "scratchpad", slice(one["second"], one["second"] + count)
-            count = one["rows"] * one["drain"]
-        yield "accumulators", slice(one["result"], one["result"] + count)
-    elif one.op in ("vector", "reduce"):
-        if planes := planes_of(p, one):
-            read = (1 if one["hold_first"] else count) * planes
-            yield "scratchpad", slice(one["local"], one["local"] + read)
-        yield "accumulators", slice(one["result"], one["result"] + count)
 
 
 class Order(Queues):
@@ -189,7 +183,7 @@ class Order(Queues):
         super().__init__(p, program, timed)
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.tokens: list[deque[Clock]] = [deque() for _ in CHANNELS]
-        sizes = {"scratchpad": p.scratchpad_rows, "accumulators": p.accumulator_rows, "DRAM": 0}
+        sizes = {**memory_rows(p), "DRAM": 0}
         # by memory and queue: the count of the word that touched a row last
         self.last = {
             (m, q): np.zeros(size, np.int64) for m, size in sizes.items() for q in MEMORIES[m]
@@ -212,7 +206,7 @@ class Order(Queues):
         for c in waits(number, one["tokens"]):
             join(clock, self.tokens[c].popleft())
         clock[number] += 1
-        for memory, rows in touches(self.p, one) if one.op != "sync" else ():
+        for memory, rows in touches(self.p, one):
             pair = MEMORIES[memory]
             other = pair[pair[0] == number]
             if memory == "DRAM":

@@ -13,6 +13,7 @@ import ctypes
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,40 +24,12 @@ from ...core.errors import UserError
 from ...core.target import Target
 from ...runtime.buffer import HOST, Buffer
 from ...runtime.device import Device, device
+from ...runtime.fault import fault_slots
 from ...runtime.launcher import Launcher, SlotCopy, Steps
 from ...runtime.recipe import Recipe, Step
-from .kernel import LEVELS, ArrayKernel, kernel_of
+from .kernel import LEVELS, Account, ArrayKernel, account_of, kernel_of
 from .parameters import Parameters, chip_of
 from .target import npu_target
-from .timing import Counters, Counts, counters_of
-
-
-@dataclass(frozen=True)
-class Account:
-    """What the array did since its Device was cleared, by closed forms."""
-
-    counters: Counters
-    macs: int  # of the work itself, without padding
-    busy_steps: float  # those that multipliers were busy for: two weights a step are one
-    launches: int
-    packed_bytes: int  # that the host packed for the DMA
-    simulated: int  # cycles that the register level took
-    clock: float  # MHz
-
-    @property
-    def seconds(self) -> float:
-        """At the chip's clock."""
-        return self.counters.cycles / (self.clock * 1e6)
-
-    @property
-    def energy(self) -> float:
-        """Joules."""
-        return sum(self.counters.energy.values()) * 1e-12
-
-    @property
-    def utilisation(self) -> float:
-        """Steps of multipliers over those that fit into the cycles."""
-        return self.busy_steps / max(1, self.counters.peak_macs * self.counters.cycles)
 
 
 class NpuDevice(Device):
@@ -106,49 +79,50 @@ class NpuDevice(Device):
 
     def account(self) -> Account:
         """What the array did since it was cleared."""
-        total, macs, busy, packed = Counts(), 0, 0.0, 0
-        for kernel, times in self.launched.items():
-            total = total.plus(kernel.counts, times)
-            macs += kernel.work.macs * times
-            busy += kernel.busy_steps * times
-            packed += kernel.packed_bytes * times
-        found = counters_of(self.parameters, total)
-        count = sum(self.launched.values())
-        return Account(found, macs, busy, count, packed, self.simulated, self.parameters.clock)
-
-
-@dataclass
-class Bound:
-    """The steps of a Recipe for one choice of Symbols: the host's, and Kernels of the array."""
-
-    symbols: Mapping[str, int]
-    native: Any
-    kernels: list[ArrayKernel | None]  # by step
+        return account_of(self.parameters, self.launched, self.simulated)
 
 
 class NpuLauncher(Launcher):
-    """Runs a Recipe: by the host's Launcher at the level `compiled`, else step after step."""
+    """Runs a Recipe: by the host's Launcher at the level `compiled`, else step after step, those of
+    the array simulated or counted and the host's natively."""
 
     device: NpuDevice
 
     def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: NpuDevice) -> None:
-        self.recipe, self.device = recipe, device
+        super().__init__(recipe, code, device)
+        self.by_key, self.chip = code, device.target.chip
+        self.fault_words = {number: self.slots[number] for number, _ in fault_slots(recipe)}
         self.native = device.host.launcher(recipe, code)
         self.lock, self.slots = self.native.lock, self.native.slots
-        self.decided, self.symbolic = self.native.decided, self.native.symbolic
+        self.decided = self.native.decided
         straight = all(s.kind in ("kernel", "copy") for s in recipe.steps)
         self.counted = straight or not any(recipe.entries)  # it is known how often each step runs
-        self.stepwise = Stepwise(recipe, code, device)
+        self.hosts: dict[int, Launcher] = {}  # of single steps
+
+    @property
+    def runs_natively(self) -> bool:
+        """Whether the host's Launcher runs all steps."""
+        return self.device.level == "compiled" and self.counted
+
+    def kernel(self, step: Step, symbols: Mapping[str, int]) -> ArrayKernel | None:
+        """What the array runs of a step, if it does."""
+        entries = self.recipe.entries
+        entry = entries[step.program] if step.kind == "kernel" and entries else ""
+        return kernel_of(self.chip, entry, tuple(sorted(symbols.items()))) if entry else None
 
     def bind(self, symbols: Mapping[str, int]) -> Bound:
         """What depends on the Symbols alone."""
-        chip, known = self.device.target.chip, tuple(sorted(symbols.items()))
-        entries = self.recipe.entries
-        found: list[ArrayKernel | None] = []
-        for step in self.recipe.steps:
-            entry = entries[step.program] if step.kind == "kernel" and entries else ""
-            found.append(kernel_of(chip, entry, known) if entry else None)
-        return Bound(symbols, self.native.bind(symbols), found)
+        return Bound(self, symbols)
+
+    def prepare(self, step: Step, symbols: Mapping[str, int]) -> Any:
+        """A launch of the array, or of the host."""
+        number = self.recipe.steps.index(step)
+        if number not in self.hosts:
+            part = self.recipe.part(number, number + 1)
+            self.hosts[number] = self.device.host.launcher(part, self.by_key)
+        host = OnHost(self.hosts[number], step, symbols)
+        kernel = self.kernel(step, symbols)
+        return host if kernel is None else OnArray(self.device, kernel, host)
 
     def keeps_results(self) -> bool:
         """As the host does."""
@@ -158,30 +132,47 @@ class NpuLauncher(Launcher):
         """Run once."""
         self.run(lambda: self.native.launch(steps.native), steps, self.slots)
 
-    def run(self, native: Callable[[], None], steps: Bound, slots: Sequence[int]) -> None:
-        """Run once at the Device's level: natively, or step by step over these addresses."""
-        if self.device.level != "compiled" or not self.counted:
-            self.stepwise.run(steps, list(slots))
+    def run(self, native: Callable[[], None], bound: Bound, slots: Sequence[int]) -> None:
+        """Run once at the Device's level: natively, or step by step over these addresses, with
+        fault words of its own."""
+        if self.runs_natively:
+            native()
+            self.device.launched.update(k for k in bound.kernels if k is not None)
             return
-        native()
-        for kernel in steps.kernels:
-            if kernel is not None:
-                self.device.launched[kernel] += 1
+        addresses = list(slots)
+        for number, word in self.fault_words.items():
+            addresses[number] = word
+        for operation in self.operations(bound.steps, addresses):
+            self.start(operation)
+        self.device.faults.check()
 
     def capture(self, steps: Any, slots: Sequence[int], copies: Sequence[SlotCopy]) -> NpuCaptured:
         """The same over addresses that stay."""
         return NpuCaptured(self, steps, slots, copies)
 
 
+class Bound:
+    """The steps of a Recipe for one choice of Symbols: the host's, and Kernels of the array."""
+
+    def __init__(self, launcher: NpuLauncher, symbols: Mapping[str, int]) -> None:
+        self.launcher, self.symbols = launcher, symbols
+        self.native = launcher.native.bind(symbols)
+        self.kernels = [launcher.kernel(step, symbols) for step in launcher.recipe.steps]
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Each step as a launch of its own."""
+        return Steps(self.launcher, self.symbols)
+
+
 class NpuCaptured:
     """What the host captured, or steps and copies one after the other."""
 
     def __init__(
-        self, launcher: NpuLauncher, steps: Any, slots: Sequence[int], copies: Sequence[SlotCopy]
+        self, launcher: NpuLauncher, steps: Bound, slots: Sequence[int], copies: Sequence[SlotCopy]
     ) -> None:
-        self.launcher, self.copies = launcher, list(copies)
-        self.steps: Bound = steps
-        self.native = launcher.native.capture(self.steps.native, slots, copies)
+        self.launcher, self.steps, self.copies = launcher, steps, list(copies)
+        self.native = launcher.native.capture(steps.native, slots, copies)
         self.slots = list(slots)
 
     @property
@@ -197,51 +188,14 @@ class NpuCaptured:
     def launch(self) -> None:
         """Run once more."""
         launcher = self.launcher
-        natively = launcher.device.level == "compiled" and launcher.counted
         launcher.run(self.native.launch, self.steps, self.slots)
-        if not natively:
-            for copy in self.copies:
-                pair = self.slots[copy.target], self.slots[copy.source]
-                launcher.device.copy_bytes(*pair, copy.bytes)
+        for copy in self.copies if not launcher.runs_natively else ():
+            pair = self.slots[copy.target], self.slots[copy.source]
+            launcher.device.copy_bytes(*pair, copy.bytes)
 
     def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Any:
         """Times on this computer, not on the chip."""
         return self.native.profile(name, runs, restore)
-
-
-class Stepwise(Launcher):
-    """Steps one by one: those of the array simulated or counted, the host's natively."""
-
-    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: NpuDevice) -> None:
-        super().__init__(recipe, code, device)
-        self.npu, self.by_key = device, code
-        self.kernels: Sequence[ArrayKernel | None] = []  # of the Symbols at hand
-        self.hosts: dict[int, Launcher] = {}
-        self.bound: dict[Any, Steps] = {}
-
-    def prepare(self, step: Step, symbols: Mapping[str, int]) -> Any:
-        """A launch of the array, or of the host."""
-        number = next(i for i, one in enumerate(self.recipe.steps) if one is step)
-        if number not in self.hosts:
-            part = self.recipe.part(number, number + 1)
-            self.hosts[number] = self.npu.host.launcher(part, self.by_key)
-        host = OnHost(self.hosts[number], step, symbols)
-        kernel = self.kernels[number]
-        return host if kernel is None else OnArray(self.npu, kernel, host)
-
-    def run(self, steps: Bound, slots: Sequence[int]) -> None:
-        """All steps, over these addresses; fault words are its own."""
-        key = tuple(sorted(steps.symbols.items()))
-        if key not in self.bound:
-            self.kernels = steps.kernels
-            self.bound[key] = Steps(self, steps.symbols)
-        addresses = list(slots)
-        for number, slot in enumerate(self.recipe.slots):
-            if slot.kind == "fault":
-                addresses[number] = self.slots[number]
-        for operation in self.operations(self.bound[key], addresses):
-            self.start(operation)
-        self.npu.faults.check()
 
 
 class OnHost:

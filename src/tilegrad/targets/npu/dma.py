@@ -125,6 +125,18 @@ def stored(p: Parameters, word: Instruction, sums: np.ndarray, extra: Any) -> np
     return requantise(sums, scale, word["shift"], relu, extra)
 
 
+def chances(p: Parameters, word: Instruction, rows: int, state: Any) -> tuple[Any, np.ndarray]:
+    """The random bits of some rows that are stored by chance, none of others; and the state of the
+    lanes after them."""
+    if not (word["stochastic"] and p.stochastic):
+        return None, state
+    drawn = []
+    for _ in range(rows * p.columns // p.lanes):
+        drawn.append(state)
+        state = xorshift(state)
+    return np.stack(drawn).reshape(rows, p.columns), state
+
+
 class Load(Unit):
     """`move_in`."""
 
@@ -138,8 +150,6 @@ class Load(Unit):
         self.asking = False  # arvalid
         self.address = self.row_address = self.left = self.ask_rows = 0
         self.row = self.beat = self.beats = 0
-        self.plain: str | None = None  # elements of a row that lie as they are
-        self.no_index = np.zeros(p.row_elements, np.uint8)
         self.buffer = bytearray(-(-4096 // p.dma_bytes) * p.dma_bytes)
         self.writing = False
         self.write_row = 0
@@ -150,8 +160,6 @@ class Load(Unit):
         self.asking = True
         self.address = self.row_address = word["dram"]
         self.beats = row_beats(self.p, word)
-        whole = "<u2" if self.p.element_bits == 16 else "<u1"
-        self.plain = None if word["narrow"] or word["indexed"] else whole
         self.left, self.ask_rows = self.beats, word["rows"]
         self.row = self.beat = 0
         self.writing = False
@@ -167,12 +175,8 @@ class Load(Unit):
         done = False
         self.written = None
         if self.writing:
-            bits, index = np.zeros_like(self.scratchpad[0]), self.no_index
-            if self.plain is None:
-                row = np.frombuffer(bytes(self.buffer), np.uint8)
-                bits, index = (found[0] for found in unpack(self.p, word, row[None]))
-            else:
-                bits[: word["columns"]] = np.frombuffer(self.buffer, self.plain, word["columns"])
+            row = np.frombuffer(bytes(self.buffer), np.uint8)
+            bits, index = (found[0] for found in unpack(self.p, word, row[None]))
             self.scratchpad[self.write_row], self.indices[self.write_row] = bits, index
             self.written = (self.write_row, bits, index)
             done = self.row == word["rows"]
@@ -219,7 +223,6 @@ class Store(Unit):
         self.phase = READ
         self.row = self.lane = self.beat = self.sent = self.open = 0
         self.address = self.row_address = self.left = 0
-        self.q = np.zeros(p.columns, sums.dtype)
         self.latched = np.zeros(p.columns, sums.dtype)
         self.buffer = bytearray(-(-p.columns * 4 // p.dma_bytes) * p.dma_bytes)
         self.random = seeded(1, p.lanes)
@@ -253,10 +256,9 @@ class Store(Unit):
         opened = False
         word = self.word
         if self.phase == READ:
-            self.q = self.sums[(word["local"] + self.row) % self.p.accumulator_rows].copy()
+            self.latched = self.sums[(word["local"] + self.row) % self.p.accumulator_rows].copy()
             self.phase = LATCH
         elif self.phase == LATCH:
-            self.latched = self.q
             self.phase, self.lane = NARROW, 0
         elif self.phase == NARROW:
             self._narrow(word)
@@ -276,17 +278,11 @@ class Store(Unit):
         return done
 
     def _narrow(self, word: Instruction) -> None:
-        lanes = self.p.lanes
-        part = self.latched[self.lane : self.lane + lanes]
-        extra = None
-        if word["stochastic"] and self.p.stochastic:
-            extra = self.random
-            self.random = xorshift(self.random)
-        made = stored(self.p, word, part, extra)
-        size = made.itemsize
-        self.buffer[self.lane * size : (self.lane + lanes) * size] = made.tobytes()
-        self.lane += lanes
+        self.lane += self.p.lanes
         if self.lane == self.p.columns:
+            extra, self.random = chances(self.p, word, 1, self.random)
+            made = stored(self.p, word, self.latched[None], extra).tobytes()
+            self.buffer[: len(made)] = made
             self.phase, self.beat, self.left = ADDRESS, 0, row_beats(self.p, word)
 
     def _send(self, word: Instruction) -> None:

@@ -2,7 +2,8 @@
 
 All that happens in a cycle of an instruction follows from its counter, so that lengths are closed
 forms (`timing.py`). Memories are read one cycle and used in the next; a sum leaves the mesh, is
-added to its row and written in one cycle. Invariant: the accumulators are written here alone.
+added to its row and written in one cycle. Invariant: the accumulators are written here alone, so a
+row of the vector unit is computed when its last beat is over.
 """
 
 from __future__ import annotations
@@ -42,10 +43,7 @@ class Execute(Unit):
         self.q_sums = np.zeros(p.columns, kind)
         self.held = no_elements  # 2:4 with sums in place: the row before
         self.group = np.zeros((p.rows, 4), kind)
-        self.first = np.zeros(p.columns, kind)
-        self.second = np.zeros(p.columns, kind)
-        self.result = np.zeros(p.columns, kind)
-        self.phase = self.row = 0
+        self.planes: list[Array] = []  # of the row at hand
         self.written: tuple[int, Array] | None = None  # in this cycle
         self.scratchpad_reads = self.accumulator_reads = self.accumulator_writes = 0
         self.lane_beats = self.macs = 0
@@ -53,7 +51,6 @@ class Execute(Unit):
     def begin(self, word: Instruction) -> None:
         """Sets the registers."""
         self.time, self.last = 0, run_cycles(self.p, word) - 1
-        self.phase = self.row = 0
 
     def step(self) -> None:
         """One edge; the mesh has one in every cycle, which changes nothing once it is at rest."""
@@ -231,72 +228,58 @@ class Execute(Unit):
 
     def _take_rows(self, word: Instruction, planes: int) -> None:
         """32-bit values from rows of the scratchpad, low bits first."""
-        p, columns = self.p, self.p.columns
-        if 1 <= self.phase <= planes:
-            bits = self.q["first"][:columns].astype(np.uint32)
-            if planes == 1:
-                self.result = self.values(self.q["first"][:columns])
-            else:
-                known = bits << np.uint32((self.phase - 1) * p.element_bits)
-                if self.phase > 1:
-                    known = known | self.result.view(np.uint32)
-                self.result = known.view(self.result.dtype)
-                if p.floating and self.phase == planes:
-                    self.result = arithmetic.from_bits(known)
-        if self.phase < planes:
-            row = 0 if word["hold_first"] else self.row
-            self.read(word["local"] + row * planes + self.phase)
-        if self.phase == planes + 1:
-            self.write_sums(word["result"] + self.row, self.result)
-        self._next_phase(planes + 2)
-
-    def _next_phase(self, phases: int) -> None:
-        self.phase += 1
-        if self.phase == phases:
-            self.phase = 0
-            self.row += 1
+        row, phase = divmod(self.time, planes + 2)
+        if 1 <= phase <= planes:
+            self.planes.append(self.q["first"])
+        if phase < planes:
+            self.read(word["local"] + (0 if word["hold_first"] else row) * planes + phase)
+        if phase == planes + 1:
+            (made,) = taken(self.p, np.stack(self.planes), planes)
+            self.write_sums(word["result"] + row, made)
+            self.planes = []
 
     def _vector(self, word: Instruction) -> None:
-        p = self.p
-        beats = p.columns // p.lanes
-        phase = self.phase
-        reducing = word.op == "reduce"
-        if phase == 0:
-            self.read_sums(word["local"] + (0 if word["hold_first"] else self.row))
-        elif phase == 1:
-            self.first = self.q_sums
-            if not reducing:
-                self.read_sums(word["second"] + (0 if word["hold_second"] else self.row))
-        elif phase == 2:
-            self.second = self._second(word)
-            if reducing:
-                first = arithmetic.first_of(word.kind, p.floating)
-                self.result = np.full(p.columns, first, self.result.dtype)
-        elif phase < 3 + beats:
-            at = slice((phase - 3) * p.lanes, (phase - 2) * p.lanes)
-            self._beat(word, at, reducing)
-            self.lane_beats += p.lanes
-        else:
-            self.write_sums(word["result"] + self.row, self.result)
-        self._next_phase(beats + 4)
+        """A row when its last beat is over: none but this unit writes sums."""
+        p, last = self.p, self.p.columns // self.p.lanes + 3
+        row, phase = divmod(self.time, last + 1)
+        if phase == last:
+            (made,) = combined(p, word, self.sums, slice(row, row + 1))
+            self.write_sums(word["result"] + row, np.broadcast_to(made, p.columns))
+            self.accumulator_reads += 1 if word.op == "reduce" else 2
+            self.lane_beats += p.columns
 
-    def _second(self, word: Instruction) -> Array:
-        if not word["immediate"]:
-            return self.q_sums
-        one = np.full(self.p.columns, word["value"], np.uint32)
-        return arithmetic.wide_values(one, self.p.floating)
 
-    def _beat(self, word: Instruction, at: slice, reducing: bool) -> None:
-        if not reducing:
-            made = self.result.copy()
-            shift = word["shift"]
-            a, b = self.first[at], self.second[at]
-            made[at] = arithmetic.vector(word.kind, a, b, shift, self.p.floating)
-            self.result = made
-            return
-        kind = "add" if word.kind == "sum" else "max"
-        found = self.result[:1]
-        for column in range(at.start, min(at.stop, word["columns"])):
-            one = self.first[column : column + 1]
-            found = arithmetic.vector(kind, found, one, 0, self.p.floating)
-        self.result = np.repeat(found, self.p.columns)
+# ---- values of the vector unit, which need no registers ------------------------------------------
+
+
+def at(start: int, rows: slice) -> slice:
+    """Rows of an operand."""
+    return slice(start + rows.start, start + rows.stop)
+
+
+def taken(p: Parameters, found: Array, planes: int) -> Array:
+    """Rows of sums from rows of the scratchpad: elements as numbers, or 32 bits in planes."""
+    found = found[:, : p.columns]
+    if planes == 1:
+        return arithmetic.values_of(p.element)[found]
+    parts = found.reshape(-1, planes, p.columns).astype(np.uint32)
+    shifts = (np.arange(planes, dtype=np.uint32) * p.element_bits)[None, :, None]
+    return arithmetic.wide_values(np.bitwise_or.reduce(parts << shifts, 1), p.floating)
+
+
+def combined(p: Parameters, word: Instruction, sums: Array, rows: slice) -> Array:
+    """Some rows of a `vector` or a `reduce`, from rows of sums."""
+
+    def given(name: str, held: str) -> Array:
+        return sums[at(word[name], slice(0, 1) if word[held] else rows)]
+
+    first = given("local", "hold_first")
+    if word.op == "vector":
+        number = arithmetic.wide_values(np.array([[word["value"]]], np.uint32), p.floating)
+        second = number if word["immediate"] else given("second", "hold_second")
+        return arithmetic.vector(word.kind, first, second, word["shift"], p.floating)
+    kind = "add" if word.kind == "sum" else "max"
+    found = np.full((len(first), 1), arithmetic.first_of(word.kind, p.floating), sums.dtype)
+    for column in range(word["columns"]):  # one after the other
+        found = arithmetic.vector(kind, found, first[:, column : column + 1], 0, p.floating)
+    return found

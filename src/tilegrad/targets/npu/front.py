@@ -61,20 +61,15 @@ class Queue:
 @cache
 def waits(queue: int, tokens: int) -> tuple[int, ...]:
     """Channels that an instruction of a queue takes a token from."""
-    sides = ((WAIT_PREV, queue - 1), (WAIT_NEXT, queue + 1))
-    return tuple(n for bit, of in sides for n in _between(of, queue) if tokens & bit)
+    wanted = {queue - 1: tokens & WAIT_PREV, queue + 1: tokens & WAIT_NEXT}
+    return tuple(n for n, (of, to) in enumerate(CHANNELS) if to == queue and wanted[of])
 
 
 @cache
 def posts(queue: int, tokens: int) -> tuple[int, ...]:
     """Channels that it puts a token into."""
-    sides = ((POST_PREV, queue - 1), (POST_NEXT, queue + 1))
-    return tuple(n for bit, to in sides for n in _between(queue, to) if tokens & bit)
-
-
-def _between(*queues: int) -> list[int]:
-    """The channel from a queue to another, if there is one."""
-    return [n for n, pair in enumerate(CHANNELS) if pair == queues]
+    wanted = {queue - 1: tokens & POST_PREV, queue + 1: tokens & POST_NEXT}
+    return tuple(n for n, (of, to) in enumerate(CHANNELS) if of == queue and wanted[to])
 
 
 class Tokens:
@@ -136,16 +131,18 @@ class Sequencer:
         self.seed: int | None = None  # of a config that was run in this cycle
         self.drawn = False  # whether a word was sent that rounds by chance
 
-    def send(self) -> Instruction:
-        """The word at hand as a queue gets it."""
-        one = self.program[self.pc]
-        self.drawn |= bool(one["stochastic"])
-        return moved(one, self.offsets)
+    @property
+    def word(self) -> Instruction:
+        """The word at hand."""
+        return self.program[self.pc]
 
-    def control(self) -> None:
-        """Runs the word at hand, which is for no queue, and goes on."""
-        one = self.program[self.pc]
+    def advance(self) -> Instruction | None:
+        """Goes on past the word at hand: gives it as its queue gets it, or runs one of no queue."""
+        one = self.word
         self.pc += 1
+        if one.queue is not None:
+            self.drawn |= bool(one["stochastic"])
+            return moved(one, self.offsets)
         if one.op == "config":
             if one["seed"] and self.drawn:
                 why = "config and store race for the seed: it comes before all stochastic words"
@@ -166,20 +163,19 @@ class Sequencer:
                 self.pc = start
             else:
                 self.offsets = saved
+        return None
 
 
 def words(program: Code) -> Iterator[Instruction]:
     """The words of a program as queues get them, in the order they are sent."""
     sequencer, count = Sequencer(program), 0
-    while (one := program[sequencer.pc]).op != "halt":
+    while sequencer.word.op != "halt":
         count += 1
         if count > MOST_WORDS:
             raise UserError("the program runs too many words", op="npu", expected=MOST_WORDS)
-        if one.queue is None:
-            sequencer.control()
-        else:
-            yield sequencer.send()
-            sequencer.pc += 1
+        sent = sequencer.advance()
+        if sent is not None:
+            yield sent
 
 
 class Front:
@@ -198,16 +194,15 @@ class Front:
         if self.state == FETCH:
             self.state = DECODE
         elif self.state == DECODE:
-            one = self.sequencer.program[self.sequencer.pc]
+            one = self.sequencer.word
             if one.op == "halt":
                 self.state = HALT
                 return
-            if one.queue is None:
-                self.sequencer.control()
-            elif self.queues[one.queue].full:
+            queue = None if one.queue is None else self.queues[one.queue]
+            if queue is not None and queue.full:
                 self.stalled = True
                 return
-            else:
-                self.queues[one.queue].pushed = self.sequencer.send()
-                self.sequencer.pc += 1
+            sent = self.sequencer.advance()
+            if queue is not None:
+                queue.pushed = sent
             self.state = FETCH

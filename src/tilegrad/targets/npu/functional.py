@@ -13,8 +13,9 @@ import numpy as np
 
 from ...core.errors import UserError
 from . import arithmetic
-from .check import Order, check
-from .dma import stored, unpack
+from .check import Order, check, uses
+from .dma import chances, stored, unpack
+from .execute import at, combined, taken
 from .instructions import Code, Instruction, text
 from .parameters import Parameters
 from .timing import planes_of, row_bytes
@@ -67,20 +68,10 @@ class Functional:
 
     def move_out(self, one: Instruction) -> None:
         """Rows of sums to DRAM, as they are or narrow."""
-        chance = one["stochastic"] and self.p.stochastic
-        extra = self._chances(one["rows"]) if chance else None
+        extra, self.random = chances(self.p, one, one["rows"], self.random)
         sums = self.sums[one["local"] : one["local"] + one["rows"]]
         made = np.ascontiguousarray(stored(self.p, one, sums, extra)[:, : one["columns"]])
         self.memory[self._rows(one)] = made.view(np.uint8)
-
-    def _chances(self, rows: int) -> Array:
-        p = self.p
-        found = np.zeros((rows, p.columns), np.uint32)
-        for row in range(rows):
-            for lane in range(0, p.columns, p.lanes):
-                found[row, lane : lane + p.lanes] = self.random
-                self.random = arithmetic.xorshift(self.random)
-        return found
 
     # ---- the mesh ----
 
@@ -160,64 +151,27 @@ class Functional:
 
     def vector(self, one: Instruction) -> None:
         """Rows of sums, or of the scratchpad."""
-        p = self.p
-        if planes := planes_of(p, one):
+        if planes := planes_of(self.p, one):
             self._take(one, planes)
             return
-        local, second, result = one["local"], one["second"], one["result"]
-        for row in self._runs(one):  # rows that read no row written in the same run
-            n = row.stop - row.start
-            a = self.sums[local : local + 1] if one["hold_first"] else self.sums[_at(local, row)]
-            if one["immediate"]:
-                bits = np.full((1, p.columns), one["value"], np.uint32)
-                b = arithmetic.wide_values(bits, p.floating)
-            elif one["hold_second"]:
-                b = self.sums[second : second + 1]
-            else:
-                b = self.sums[_at(second, row)]
-            a, b = np.broadcast_arrays(a, b)
-            made = arithmetic.vector(one.kind, a, b, one["shift"], p.floating)
-            self.sums[_at(result, row)] = np.broadcast_to(made, (n, p.columns))
+        for rows in self._runs(one):  # rows that read no row written in the same run
+            self.sums[at(one["result"], rows)] = combined(self.p, one, self.sums, rows)
+
+    reduce = vector
 
     def _runs(self, one: Instruction) -> list[slice]:
         """Rows in runs: all at once, or one by one where a row reads what one before it wrote."""
         count, result = one["count"], one["result"]
-        reads = [(one["local"], one["hold_first"])]
-        if one.op == "vector" and not one["immediate"]:
-            reads.append((one["second"], one["hold_second"]))
-        for start, hold in reads:
-            stop = start + (1 if hold else count)
-            meets = start < result + count and result < stop
-            if meets and (hold or start < result):
-                return [slice(i, i + 1) for i in range(count)]
+        reads = [(one[name], rows) for name, _, rows in uses(self.p, one) if name != "result"]
+        if any(
+            start < result + count and result < start + rows and (rows < count or start < result)
+            for start, rows in reads
+        ):
+            return [slice(i, i + 1) for i in range(count)]
         return [slice(0, count)]
 
     def _take(self, one: Instruction, planes: int) -> None:
-        p, count = self.p, one["count"]
+        count = one["count"]
         rows = 1 if one["hold_first"] else count
-        found = self.scratchpad[one["local"] : one["local"] + rows * planes, : p.columns]
-        if planes == 1:
-            made = self.values(found)
-        else:
-            parts = found.reshape(rows, planes, p.columns).astype(np.uint32)
-            shifts = (np.arange(planes, dtype=np.uint32) * p.element_bits)[None, :, None]
-            bits = np.bitwise_or.reduce(parts << shifts, 1)
-            made = arithmetic.wide_values(bits, p.floating)
-        at = slice(one["result"], one["result"] + count)
-        self.sums[at] = np.broadcast_to(made, (count, p.columns))
-
-    def reduce(self, one: Instruction) -> None:
-        """Each row to one number in all columns, column after column."""
-        kind = "add" if one.kind == "sum" else "max"
-        start = arithmetic.first_of(one.kind, self.p.floating)
-        for rows in self._runs(one):
-            given = self.sums[_at(one["local"], rows)]
-            found = np.full((len(given), 1), start, self.sums.dtype)
-            for column in range(one["columns"]):
-                part = given[:, column : column + 1]
-                found = arithmetic.vector(kind, found, part, 0, self.p.floating)
-            self.sums[_at(one["result"], rows)] = found
-
-
-def _at(start: int, rows: slice) -> slice:
-    return slice(start + rows.start, start + rows.stop)
+        found = self.scratchpad[one["local"] : one["local"] + rows * planes]
+        self.sums[at(one["result"], slice(0, count))] = taken(self.p, found, planes)

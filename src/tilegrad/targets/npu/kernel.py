@@ -9,7 +9,8 @@ register level counts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +22,7 @@ from ...graph.interpret import interpret
 from ...ir.text import parse_block
 from ...tile.array import HELD, LEFT, MIXED, RIGHT, SPARSE, ArrayWork, Operand
 from .functional import Functional
-from .instructions import Words, disassemble
+from .instructions import disassemble
 from .layout import Narrow, Stored, Strides, VectorOperand
 from .machine import Machine
 from .parameters import Parameters
@@ -130,15 +131,6 @@ class ArrayKernel:
         """Cycles and events by closed forms; parts of a batch run one after the other."""
         return Counts().plus(self.product.counts, self.work.batch)
 
-    @property
-    def counters(self) -> Counters:
-        """Cycles, bytes and energy by closed forms."""
-        return counters_of(self.p, self.counts)
-
-    def programs(self) -> Iterator[Words]:
-        """The programs of one part of the batch."""
-        return self.product.program()
-
     def run(self, arrays: Sequence[np.ndarray[Any, Any]], level: str) -> tuple[list[Any], int]:
         """What is stored, in order, for the arrays of the parameters; and the cycles that the
         register level took, 0 at the level of words."""
@@ -151,10 +143,8 @@ class ArrayKernel:
         found: list[list[np.ndarray[Any, Any]]] = [[] for _ in self.work.outputs]
         cycles = 0
         for b in range(self.work.batch):
-            parts = [v[b] for v in views]
-            first = [None, None] if not self.work.K else parts[:2]
-            memory = self.product.pack(*first, *parts[2 if self.work.K else 0 :])
-            for words in self.programs():
+            memory = self.product.pack(*[v[b] for v in views])
+            for words in self.product.program():
                 if level == "registers":
                     cycles += Machine(self.p, words, memory).run(1 << 40)
                 else:
@@ -207,6 +197,46 @@ class ArrayKernel:
         rate = [f"; {self.rate_note}"] if self.rate_note else []
         moved = f"; read where it lies: {there}; packed by the host: {self.packed_bytes} bytes"
         return "\n".join([head, *rate, moved, *lines[:SHOWN], *rest]) + "\n"
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the array did since its Device was cleared, by closed forms."""
+
+    counters: Counters
+    macs: int  # of the work itself, without padding
+    busy_steps: float  # those that multipliers were busy for: two weights a step are one
+    launches: int
+    packed_bytes: int  # that the host packed for the DMA
+    clock: float  # MHz
+    simulated: int = 0  # cycles that the register level took
+
+    @property
+    def seconds(self) -> float:
+        """At the chip's clock."""
+        return self.counters.cycles / (self.clock * 1e6)
+
+    @property
+    def energy(self) -> float:
+        """Joules."""
+        return sum(self.counters.energy.values()) * 1e-12
+
+    @property
+    def utilisation(self) -> float:
+        """Steps of multipliers over those that fit into the cycles."""
+        return self.busy_steps / max(1, self.counters.peak_macs * self.counters.cycles)
+
+
+def account_of(p: Parameters, launched: Mapping[ArrayKernel, int], simulated: int = 0) -> Account:
+    """What Kernels cost together that were launched so often."""
+    total, macs, busy, packed = Counts(), 0, 0.0, 0
+    for kernel, times in launched.items():
+        total = total.plus(kernel.counts, times)
+        macs += kernel.work.macs * times
+        busy += kernel.busy_steps * times
+        packed += kernel.packed_bytes * times
+    count = sum(launched.values())
+    return Account(counters_of(p, total), macs, busy, count, packed, p.clock, simulated)
 
 
 @functools.lru_cache(maxsize=512)

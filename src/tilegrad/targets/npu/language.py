@@ -14,7 +14,8 @@ from ...core.target import Target
 from ...runtime.language import LANGUAGES, Language, ProgramText
 from ...tile.array import ArrayWork
 from ...tile.build import Body
-from .kernel import kernel_of
+from .kernel import ArrayKernel, account_of, kernel_of
+from .target import parameters_of
 
 MARK = "; npu "
 LLVM = LANGUAGES.get("llvm")  # of the CPU beside the array
@@ -29,13 +30,17 @@ def emit(body: Body, name: str, target: Target) -> ProgramText:
     return ProgramText(f"{MARK}{work}\n{made.text}", made.scratch, work)
 
 
+def at_most(work: str, target: Target) -> ArrayKernel:
+    """The Kernel of a work, Symbols at their bounds."""
+    return kernel_of(target.chip, ArrayWork.of_text(work).at_most().to_text())
+
+
 def words(text: str, target: Target) -> str:
     """What `explain` shows of the array's instructions."""
     first, _, _ = text.partition("\n")
     if not first.startswith(MARK):
         return ""
-    work = ArrayWork.of_text(first.removeprefix(MARK)).at_most()
-    return kernel_of(target.chip, work.to_text()).listing()
+    return at_most(first.removeprefix(MARK), target).listing()
 
 
 def costs(body: Body, target: Target) -> Mapping[str, float]:
@@ -44,24 +49,21 @@ def costs(body: Body, target: Target) -> Mapping[str, float]:
     work = body.notes.get("array", "")
     if not work:
         return {}
-    kernel = kernel_of(target.chip, ArrayWork.of_text(work).at_most().to_text())
-    found = kernel.counters
+    found = account_of(parameters_of(target.chip), {at_most(work, target): 1})
     return {
-        "cycles": found.cycles,
-        "macs": kernel.work.macs,
-        "packed": kernel.packed_bytes,
-        "seconds": found.cycles / (kernel.p.clock * 1e6),
-        "energy": sum(found.energy.values()) * 1e-12,
-        "utilisation": kernel.busy_steps / (found.peak_macs * max(found.cycles, 1)),
+        "cycles": found.counters.cycles,
+        "macs": found.macs,
+        "packed": found.packed_bytes,
+        "seconds": found.seconds,
+        "energy": found.energy,
+        "utilisation": found.utilisation,
     }
 
 
 def rate_note(body: Body, target: Target) -> str:
     """How many weights a step of a launch takes, and why not two; '' where a chip has one rate."""
     work = body.notes.get("array", "")
-    if not work:
-        return ""
-    return kernel_of(target.chip, ArrayWork.of_text(work).at_most().to_text()).rate_note
+    return at_most(work, target).rate_note if work else ""
 
 
 def seconds(work: str, target: Target) -> float | str:

@@ -242,27 +242,27 @@ class Layout:
             at += self.strips * self.m * stride
         self.bytes = _up(at, p.dma_bytes)
 
-    def pack(
-        self, left: np.ndarray | None, right: np.ndarray | None, *vector_operands: np.ndarray
-    ) -> np.ndarray:
-        """DRAM with the operands: (M, K), (K, N), and (M or 1, N) of the vector unit. Those that
-        are read where they lie (`lying`) are given as bytes of memory from their first element."""
+    def pack(self, *operands: np.ndarray) -> np.ndarray:
+        """DRAM with the operands: (M, K) and (K, N) if there is a product, and (M or 1, N) of the
+        vector unit. Those that are read where they lie (`lying`) are given as bytes of memory from
+        their first element."""
         memory = np.zeros(self.bytes, np.uint8)
-        ends = [*self.operand_starts, self.results[0]]
-        if left is not None and right is not None:
-            if self.exchanged:
-                left, right = right.T, left.T
+        given = list(operands)
+        if self.K:
+            left, right = (x.T for x in given[1::-1]) if self.exchanged else given[:2]
+            given = given[2:]
             first = self._lay if self.left_apart else self._pack_left
             first(memory[: self.right], left)
             second = self._lay if self.right_apart else self._pack_right
-            second(memory[self.right : ends[0]], right)
-        for i, (array, held) in enumerate(zip(vector_operands, self.held)):
+            second(memory[self.right :], right)
+        for i, array in enumerate(given):
+            start = memory[self.operand_starts[i] :]
             if self.vector_apart[i]:
-                self._lay(memory[self.operand_starts[i] : ends[i + 1]], array)
+                self._lay(start, array)
                 continue
-            if not held:
+            if not self.held[i]:
                 array = np.broadcast_to(array, (self.M, self.N))
-            self._pack_vector_operand(memory, i, array.T if self.exchanged else array)
+            self._pack_vector_operand(start, i, array.T if self.exchanged else array)
         return memory
 
     @property
@@ -273,7 +273,7 @@ class Layout:
         return tuple(bool(apart) for apart in (*order, *self.vector_apart))
 
     def _lay(self, memory: np.ndarray, given: np.ndarray) -> None:
-        """An operand as it lies: what its rows span."""
+        """An operand as it lies; bytes behind its rows are those of operands that come later."""
         count = min(len(given), len(memory))
         memory[:count] = given[:count]
 
@@ -285,12 +285,10 @@ class Layout:
             parts = whole.reshape(self.outers, p.rows, self.k, self.pairs).transpose(0, 3, 1, 2)
             self._panels(memory, parts.reshape(-1, self.k), self.wide, self.row)
             return
-        at = 0
         for start in range(0, self.m, self.tall):
             part = left[start : start + self.tall]
-            end = at + len(part) * self.depths * self.row
-            self._panels(memory[at:end], part.T, self.wide, self.row)
-            at = end
+            used = self._panels(memory, part.T, self.wide, self.row)
+            memory = memory[used.size :]
 
     def _pack_right(self, memory: np.ndarray, right: np.ndarray) -> None:
         p, indices = self.p, None
@@ -300,10 +298,9 @@ class Layout:
             right = paired(right, p.weights)
         depth = np.zeros((self.padded, right.shape[1]), right.dtype)
         depth[: len(right)] = right
-        memory = memory[: self.strips * self.padded * self.right_row]
-        self._panels(memory, depth.T, p.columns, self.right_row)
+        rows = self._panels(memory, depth.T, p.columns, self.right_row)
         if indices is not None:
-            self._add_indices(memory.reshape(self.strips, self.padded, -1), indices)
+            self._add_indices(rows.reshape(self.strips, self.padded, -1), indices)
 
     def _add_indices(self, rows: np.ndarray, indices: np.ndarray) -> None:
         """The 2-bit indices of a row behind its elements, four in a byte."""
@@ -317,25 +314,26 @@ class Layout:
         start = columns * self.size
         rows[..., start : start + bytes] = np.bitwise_or.reduce(fours, -1)
 
-    def _panels(self, memory: np.ndarray, array: np.ndarray, side: int, stride: int) -> None:
-        """Tiles of `side` of the first axis; in each, a row for every place of the second."""
+    def _panels(self, memory: np.ndarray, array: np.ndarray, side: int, stride: int) -> np.ndarray:
+        """Tiles of `side` of the first axis; in each, a row for every place of the second. Gives
+        the rows."""
         count, length = -(-len(array) // side), array.shape[1]
         padded = np.zeros((count * side, length), array.dtype)
         padded[: len(array)] = array
         tiles = np.ascontiguousarray(padded.reshape(count, side, length).transpose(0, 2, 1))
-        raw = tiles.view(np.uint8).reshape(count * length, side * self.size)
-        memory.reshape(count * length, stride)[:, : side * self.size] = raw
+        rows = memory[: count * length * stride].reshape(count * length, stride)
+        rows[:, : side * self.size] = tiles.view(np.uint8).reshape(len(rows), -1)
+        return rows
 
     def _pack_vector_operand(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
         """Tiles of columns; in each, the planes of every row, low bits first."""
-        planes, start = self.planes(number), self.operand_starts[number]
+        planes = self.planes(number)
         if planes > 1:
             kind = np.uint8 if self.size == 1 else np.uint16
             whole = np.ascontiguousarray(array)  # 32 bits each
             parts = whole.view(kind).reshape(*array.shape, planes)
             array = parts.transpose(0, 2, 1).reshape(-1, array.shape[1])  # (row and plane, column)
-        end = start + self.strips * len(array) * self.column
-        self._panels(memory[start:end], np.ascontiguousarray(array.T), self.p.columns, self.column)
+        self._panels(memory, np.ascontiguousarray(array.T), self.p.columns, self.column)
 
     def unpack(self, memory: np.ndarray, number: int = 0) -> np.ndarray:
         """An (M, N) result of DRAM."""

@@ -58,10 +58,10 @@ class Machine:
             return False
         return all(u.state == IDLE and not u.queue.items for u in self.units)
 
+    @np.errstate(all="ignore")  # infinities and NaNs are values here
     def step(self) -> None:
         """One clock edge."""
-        with np.errstate(all="ignore"):  # infinities and NaNs are values here
-            self._step()
+        self._step()
 
     def _step(self) -> None:
         load, execute, store = self.units
@@ -94,12 +94,9 @@ class Machine:
             elif before[number] != IDLE == unit.state:
                 self.spans[number].append((unit.word.op, self._began[number], self.cycle))
 
+    @np.errstate(all="ignore")
     def run(self, most: int = 10_000_000) -> int:
         """Steps until all is done; the number of cycles."""
-        with np.errstate(all="ignore"):
-            return self._run(most)
-
-    def _run(self, most: int) -> int:
         moved, quiet = self.cycle, 0
         while not self.done:
             self._step()

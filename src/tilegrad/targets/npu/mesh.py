@@ -49,7 +49,6 @@ class Mesh:
         rows, columns = p.rows, p.columns
         kind: Any = np.float32 if p.floating else np.int32
         four = (p.lane,) if p.lane > 1 else ()
-        self.zero = kind(0)
         self.inputs = np.zeros((rows, columns, *four), kind)
         self.sums = np.zeros((rows, columns), kind)
         self.still = np.zeros((rows, columns), kind)  # ws, is: what stays; os: what moves down
@@ -63,7 +62,6 @@ class Mesh:
         self.top_raw = Skew(np.arange(columns), (columns,), np.uint16)
         self.bottom = Skew(np.arange(columns)[::-1].copy(), (columns,), kind)
         self.no_inputs = np.zeros((rows, *four), kind)
-        self.no_row = np.zeros(columns, kind)
         self.nothing = self.row(np.zeros(columns, kind))
         self.tiny = False  # whether a number came that is below SMALL and not 0
 
@@ -94,10 +92,7 @@ class Mesh:
     def arriving(self, feed: Array | None) -> Array:
         """Inputs before each multiplier: from the skew, or from the left neighbour."""
         edge = self.left.step(self.no_inputs if feed is None else feed)
-        made = np.empty_like(self.inputs)
-        made[:, 0] = edge
-        made[:, 1:] = self.inputs[:, :-1]
-        return made
+        return _below(self.inputs.swapaxes(0, 1), edge).swapaxes(0, 1)
 
     def flushed(self, x: Array) -> Array:
         """What a multiplier keeps of a product or a sum."""
@@ -110,15 +105,12 @@ class Mesh:
     def step_stationary(self, feed: Array | None, load: Row | None) -> None:
         """One edge with `feed` from the left; with `load`, what stays moves down a row."""
         inputs = self.arriving(feed)
-        above = np.empty_like(self.sums)
-        above[0] = self.zero
-        above[1:] = self.sums[:-1]
+        above = _below(self.sums, 0)
         self.sums = self.added(above, inputs, self.still, self.index, self.raw)
         self.inputs = inputs
         if load is not None:
-            self.still = np.concatenate([load[0][None], self.still[:-1]])
-            self.index = np.concatenate([load[1][None], self.index[:-1]])
-            self.raw = np.concatenate([load[2][None], self.raw[:-1]])
+            held = (self.still, self.index, self.raw)
+            self.still, self.index, self.raw = map(_below, held, load)
 
     def step_output(self, feed: Array | None, row: Row | None, clear: bool, drain: bool) -> None:
         """One edge with sums in place: `row` from the top."""
@@ -132,14 +124,14 @@ class Mesh:
         if clear:
             self.sums = np.zeros_like(self.sums)
         elif drain:
-            self.sums = np.concatenate([self.no_row[None], self.sums[:-1]])
+            self.sums = _below(self.sums, 0)
         else:
             self.sums = self.added(self.sums, inputs, still, index_below, raw_below)
         self.inputs, self.still, self.index, self.raw = inputs, still, index_below, raw_below
 
 
-def _below(registers: Array, top: Array) -> Array:
-    """Registers that took what was above them."""
+def _below(registers: Array, top: Array | int) -> Array:
+    """Registers that took what was above them (of lanes: before them)."""
     made = np.empty_like(registers)
     made[0], made[1:] = top, registers[:-1]
     return made

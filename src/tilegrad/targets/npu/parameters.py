@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +175,7 @@ class Parameters:
 
     def to_table(self) -> dict[str, Any]:
         """All fields, as `of` takes them."""
-        table = {f.name: getattr(self, f.name) for f in fields(self)}
-        table["energy"] = {f.name: getattr(self.energy, f.name) for f in fields(Energy)}
-        return table
+        return asdict(self)
 
 
 def _bad(name: str, expected: str, got: object, hint: str | None = None) -> UserError:

@@ -9,17 +9,18 @@ with no tokens; addresses of DRAM do not change times.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from .check import prove
+from .front import words
 from .instructions import Words, instruction
 from .layout import Layout, too_small
 from .machine import Machine
 from .result import Result
-from .timing import Counts, counts_of
+from .timing import Counts, counts_of, run_cycles
 
 HALT = instruction("halt")
 
@@ -68,58 +69,34 @@ class Product(Layout):
     def run(self, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, int]:
         """The result and the cycles, by the register-level simulator."""
         memory, cycles = self.pack(left, right), 0
-        for words in self.program():
-            cycles += Machine(self.p, words, memory).run()
+        for program in self.program():
+            cycles += Machine(self.p, program, memory).run()
         return self.unpack(memory), cycles
 
-    @cached_property
-    def _times(self) -> Counter[tuple[tuple[bool, bool], ...]]:
-        """How often there is a program with these results: whether of the last rows, columns."""
-        last = (self.outers - 1, self.columns - 1)
-        return Counter(
-            tuple((o == last[0], c == last[1]) for o, c in share) for share in self.shares()
-        )
-
-    def over_programs(self, measure: Callable[[Words], Counts]) -> Counts:
-        """The sum of a measure of all programs; equal ones are measured once."""
-        total = Counts()
-        last = (self.outers - 1, self.columns - 1)
-        for kinds, times in self._times.items():
-            share = [(last[0] if o else 0, last[1] if c else 0) for o, c in kinds]
-            total = total.plus(measure(self.words(share)), times)
-        return total
-
     def about(self) -> float:
-        """About how many cycles, in one step: the longest of what the three units do."""
-        p = self.p
-        results, steps = self.outers * self.columns, len(self.parts())
-        rows, beats = self.m * self.strips, p.columns // p.lanes
-        left, right = (bytes // p.dma_bytes for bytes in (self.row, self.right_row))  # of a row
-        planes = [self.planes(i) for i in range(len(self.vector_operands))]
-        wide = sum(n for n, held in zip(planes, self.held) if not held)
-        vector = rows * (len(self.steps) * (beats + 4) + wide + 2 * self.held.count(False))
-        if p.dataflow == "os":
-            mesh = results * (self.k + 2 * p.rows + p.columns)
-            loads = results * self.k * (left + right)
-        else:
-            tiles = self.depths * self.columns
-            mesh = tiles * (self.m + self.outers * (2 * p.rows + p.columns + 4))
-            loads = tiles * (self.m * left + self.outers * p.rows * right)
-        moves = 1 + (self.tiles if self.left_apart and p.dataflow != "os" else 1)  # of a step
-        loads += (
-            rows * wide + results * (steps * moves + len(self.vector_operands)) * p.dram_latency
-        )
-        stores = rows * sum(2 + beats + s // p.dma_bytes + 1 for s in self.strides)
-        return float(max(mesh + vector, loads * p.gap, stores))
+        """About how many cycles, in one step: the longest of what the three units do. All results
+        of some rows are taken for the first of them."""
+        busy: Counter[int | None] = Counter()
+        for outer, times in {0: self.outers - 1, self.outers - 1: 1}.items():
+            one = Result(self, outer, 0, 2, 2)
+            for word in words([*one.loads(0), *one.words([]), HALT]):
+                busy[word.queue] += times * self.columns * run_cycles(self.p, word)
+        return float(max(busy.values()))
 
     @cached_property
     def counts(self) -> Counts:
-        """Cycles and events by closed forms, of programs that are proved to end without races."""
-
-        def counted(words: Words) -> Counts:
-            return counts_of(self.p, words, prove(self.p, words).cycles)
-
-        return self.over_programs(counted)
+        """Cycles and events by closed forms, of programs that are proved to end without races;
+        those are equal whose results are alike in being of the last rows, and columns."""
+        total, last = Counts(), (self.outers - 1, self.columns - 1)
+        kinds = Counter(
+            tuple((last[0] * (o == last[0]), last[1] * (c == last[1])) for o, c in share)
+            for share in self.shares()
+        )
+        for share, times in kinds.items():
+            program = self.words(share)
+            counted = counts_of(self.p, program, prove(self.p, program).cycles)
+            total = total.plus(counted, times)
+        return total
 
     def cycles(self) -> int:
         """The cycles by closed forms."""

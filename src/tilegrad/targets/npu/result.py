@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...tile.array import ROWS, VectorStep
 from .instructions import Instruction, Words, instruction
-from .layout import BLOCK, HELD, LINE, Layout
+from .layout import BLOCK, HELD, LINE, Layout, Narrow
 
 UNROLLED = 7  # steps of a result that are written out; more are a loop
 
@@ -70,13 +70,10 @@ class Result:
 
     def loads(self, i: int, sets: bool = False) -> Words:
         """What step i brings in; from the third of a program on, its place must be free before."""
-        free = "wait_next" if self.number + i >= 2 else ""
-        made = []
-        if i >= len(self.parts) - 1 and self.of.vector_operands:
-            made = self._load_vector_operands(free)
-            free = ""
+        made = self._load_vector_operands() if i >= len(self.parts) - 1 else []
         if self.parts:
-            made += self._load_output(i, free, sets) if self._output else self._load(i, free, sets)
+            made += self._load_output(i, sets) if self._output else self._load(i, sets)
+        made[0] = _with(made[0], "wait_next" if self.number + i >= 2 else "")
         made[-1] = _with(made[-1], "post_next")
         return made
 
@@ -110,10 +107,9 @@ class Result:
         weights = 2 * of.tiles * of.tall + half * of.tiles * of.p.rows
         return half * of.tiles * of.tall, weights
 
-    def _load(self, i: int, free: str, sets: bool) -> Words:
+    def _load(self, i: int, sets: bool) -> Words:
         of, p, (depth, tiles) = self.of, self.of.p, self.parts[i]
         inputs, weights = self._halves(i)
-        one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
         made = []
         if of.left_apart:
             first = self.outer * of.tall * of.left_apart
@@ -121,29 +117,28 @@ class Result:
                 start = (depth + tile) * of.wide
                 at, columns = first + start * of.size, min(of.wide, of.K - start)
                 local = inputs + tile * self.count
-                made.append(_move(free, local, self.count, columns, of.left_apart, at, **one))
-                free = ""
+                made.append(_move(local, self.count, columns, of.left_apart, at, set=sets))
         else:
             at = (self.outer * of.tall * of.depths + depth * self.count) * of.row
-            made.append(_move(free, inputs, tiles * self.count, of.wide, of.row, at, **one))
+            rows = tiles * self.count
+            made.append(_move(inputs, rows, of.wide, of.row, at, set=sets))
         rows = min(tiles * p.rows, of.K - depth * p.rows) if of.right_apart else tiles * p.rows
-        return [*made, self._load_right(weights, depth * p.rows, rows, **two)]
+        return [*made, self._load_right(weights, depth * p.rows, rows, sets)]
 
     def _deep(self, tile: int) -> int:
         """Rows of the right operand of a tile: fewer of the last."""
         return min(self.of.p.rows, self.of.k - tile * self.of.p.rows)
 
-    def _load_right(self, local: int, start: int, rows: int, **sets: int) -> Instruction:
+    def _load_right(self, local: int, start: int, rows: int, sets: bool) -> Instruction:
         """Rows of the right operand, from `start` on."""
         of, columns = self.of, self.of.p.columns
-        if not of.right_apart:
+        if of.right_apart:
+            at = of.right + start * of.right_apart + self.column * columns * of.size
+            columns = min(columns, of.n - self.column * columns)
+        else:
             at = (self.column * of.padded + start) * of.right_row + of.right
-            if of.rate == "sparse":
-                sets = {**sets, "indexed": 1}
-            return _move("", local, rows, columns, of.right_row, at, **sets)
-        at = of.right + start * of.right_apart + self.column * columns * of.size
-        used = min(columns, of.n - self.column * columns)
-        return _move("", local, rows, used, of.right_apart, at, **sets)
+        given = {"set": 2 * sets, "indexed": int(of.rate == "sparse")}
+        return _move(local, rows, columns, of.right_apart or of.right_row, at, **given)
 
     def _matmuls(self, i: int) -> Words:
         made, rows = [], self.of.p.rows
@@ -166,17 +161,17 @@ class Result:
 
     # ---- sums in place ----
 
-    def _load_output(self, i: int, free: str, sets: bool) -> Words:
+    def _load_output(self, i: int, sets: bool) -> Words:
         of, p, (start, count) = self.of, self.of.p, self.parts[i]
         half = (self.number + i) % 2 * of.deep
-        one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
         if of.left_apart:
             at = start * of.left_apart + self.outer * p.rows * of.size
-            left = _move(free, half, count, self.count, of.left_apart, at, **one)
+            lying = (self.count, of.left_apart)
         else:
             at = (self.outer * of.k + start) * of.row
-            left = _move(free, half, count, of.wide, of.row, at, **one)
-        return [left, self._load_right(p.bank_rows + half, start, count, **two)]
+            lying = (of.wide, of.row)
+        left = _move(half, count, *lying, at, set=sets)
+        return [left, self._load_right(p.bank_rows + half, start, count, sets)]
 
     def _matmul_output(self, i: int) -> Words:
         of, half = self.of, (self.number + i) % 2 * self.of.deep
@@ -207,7 +202,7 @@ class Result:
             at += of.across * of.planes(i) * (1 if held else of.tall)
         return found
 
-    def _load_vector_operands(self, free: str) -> Words:
+    def _load_vector_operands(self) -> Words:
         of, made = self.of, []
         for i, local in enumerate(self._locals()):
             planes, held, apart = of.planes(i), of.held[i], of.vector_apart[i]
@@ -221,8 +216,7 @@ class Result:
                     at, columns = first * apart + column * of.size, min(columns, of.n - column)
                 stride = apart or of.column
                 place = local + s * rows
-                made.append(_move(free, place, rows, columns, stride, of.operand_starts[i] + at))
-                free = ""
+                made.append(_move(place, rows, columns, stride, of.operand_starts[i] + at))
         return made
 
     def _row(self, value: int, strip: int = 0) -> int:
@@ -302,7 +296,8 @@ class Result:
         return made
 
     def _store(self, number: int, local: int, columns: int, dram: int) -> Instruction:
-        narrow = self.of.stored[number].narrow
+        given = self.of.stored[number].narrow
+        narrow = given or Narrow(scale=0)
         return instruction(
             "move_out",
             local=local,
@@ -310,10 +305,10 @@ class Result:
             columns=columns,
             stride=self.of.strides[number],
             dram=dram,
-            raw=int(narrow is None),
-            scale=narrow.scale if narrow and not self.of.p.floating else 0,
-            shift=narrow.shift if narrow else 0,
-            relu=int(bool(narrow and narrow.relu)),
+            raw=int(given is None),
+            scale=0 if self.of.p.floating else narrow.scale,
+            shift=narrow.shift,
+            relu=int(narrow.relu),
         )
 
 
@@ -324,8 +319,6 @@ def _with(one: Instruction, tokens: str) -> Instruction:
     return instruction(one.op, one["tokens"] | more, **known)
 
 
-def _move(
-    tokens: str, local: int, rows: int, columns: int, stride: int, dram: int, **sets: int
-) -> Instruction:
+def _move(local: int, rows: int, columns: int, stride: int, dram: int, **sets: int) -> Instruction:
     given = {"local": local, "rows": rows, "columns": columns, "stride": stride, "dram": dram}
-    return instruction("move_in", tokens, **given, **sets)
+    return instruction("move_in", **given, **sets)

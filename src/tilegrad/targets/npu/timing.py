@@ -146,22 +146,20 @@ class Queues:
     def fetch(self) -> bool:
         """Sends one word, if its queue has room at a time that is known."""
         sequencer, decode = self.sequencer, self.cycle + 1
-        one = sequencer.program[sequencer.pc]
+        one = sequencer.word
         if one.op == "halt":
             return False
-        if one.queue is None:
-            sequencer.control()
-            if sequencer.seed is not None:
-                self.seed, sequencer.seed = sequencer.seed, None
-        else:
-            queue = self.events[one.queue]
-            before = len(queue) - self.p.queue
-            if before >= 0:
-                if queue[before].taken < 0:
-                    return False
-                decode = max(decode, queue[before].taken + 1)
-            queue.append(Event(sequencer.send(), decode))
-            sequencer.pc += 1
+        queue = [] if one.queue is None else self.events[one.queue]
+        before = len(queue) - self.p.queue
+        if before >= 0:
+            if queue[before].taken < 0:
+                return False
+            decode = max(decode, queue[before].taken + 1)
+        sent = sequencer.advance()
+        if sent is not None:
+            queue.append(Event(sent, decode))
+        elif sequencer.seed is not None:
+            self.seed, sequencer.seed = sequencer.seed, None
         self.cycle = decode + 1
         return True
 
