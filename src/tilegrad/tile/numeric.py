@@ -315,10 +315,12 @@ BINARY: dict[str, Meaning] = {
     "unsigned_remainder": _unsigned(partial(_or_zero, np.remainder)),
     "quick_divide": _divide,
 }  # fmt: skip
-COMPARE: dict[str, Meaning] = {
-    "equal": _plain(np.equal), "not_equal": _plain(np.not_equal),
-    "less": _plain(np.less), "less_equal": _plain(np.less_equal),
-}  # fmt: skip
+COMPARE = {
+    "equal": _plain(np.equal),
+    "not_equal": _plain(np.not_equal),
+    "less": _plain(np.less),
+    "less_equal": _plain(np.less_equal),
+}
 TERNARY: dict[str, Meaning] = {
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot(np.uint8),
@@ -331,9 +333,8 @@ CATEGORIES = {"unary": UNARY, "binary": BINARY, "compare": COMPARE, "ternary": T
 TABLE = {**UNARY, **BINARY, **COMPARE, **TERNARY}
 
 OF_FLOATS = {"square_root", "reciprocal", "quick_exp", "quick_exp2", "quick_reciprocal", *FUNCTIONS}
-OF_INTEGERS = {
-    "shift_left", "shift_right", "multiply_high", "unsigned_divide", "unsigned_remainder",
-}  # fmt: skip
+UNSIGNED = {"multiply_high", "unsigned_divide", "unsigned_remainder"}
+OF_INTEGERS = {"shift_left", "shift_right", *UNSIGNED}
 OF_BITS = {"bit_and", "bit_or", "bit_xor", "bit_not"}
 OF_WORDS = {*TERNARY} - {"multiply_add"}
 OF_NUMBERS = {"divide", "quick_divide", "floor_divide", "remainder", "fmod", "power"}
