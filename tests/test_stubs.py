@@ -115,7 +115,8 @@ def export_line(package: ModuleType, name: str, value: Any) -> str:
         return f"\n{name}: float"
     else:
         found = home(value)
-    assert found is not None, f"{package.__name__}.{name}"
+    if found is None:  # it is made from a row of a table
+        return f'\ndef {name}(*values: Any) -> Any:\n    """{inspect.getdoc(value)}"""'
     file, own = found
     shown = own if own == name else f"{own} as {name}"
     inside = file.removeprefix(here + ".") if here else file
@@ -134,6 +135,8 @@ def exports(package: ModuleType) -> str:
     lines.sort(key=lambda text: (not text.startswith("from"), text))
     if hasattr(package, "__version__"):
         lines.append("\n__version__: str")
+    if any("Any" in line for line in lines):
+        lines.insert(0, "from typing import Any\n")
     shown = "\n".join([f'    "{name}",' for name in names])
     head = f'"""The names of `{package.__name__}`.\n\n{WRITES}\n"""\n\n{ORDER}'
     return "\n".join([head, *lines, "", f"__all__ = [\n{shown}\n]", ""])

@@ -4,6 +4,8 @@
 """
 
 # ruff: noqa: I001, RUF022
+from typing import Any
+
 from ..core.dtype import bfloat16 as bf16
 from ..core.dtype import float16 as f16
 from ..core.dtype import float32 as f32
@@ -15,29 +17,18 @@ from ..core.dtype import uint32 as u32
 from ..core.dtype import uint8 as u8
 from .define import KTile
 from .define import function
-from .language import abs_ as abs
 from .language import arange
-from .language import atomic_add
 from .language import bitcast
 from .language import broadcast
-from .language import byte_dot
-from .language import byte_permute
 from .language import cast
-from .language import ceil
 from .language import ceil_divide
 from .language import context
-from .language import cos
 from .language import cummax
 from .language import cummin
 from .language import cumprod
 from .language import cumsum
 from .language import dot
-from .language import erf
-from .language import exp
-from .language import exp2
-from .language import expm1
 from .language import fill
-from .language import floor
 from .language import full
 from .language import grid
 from .language import hold
@@ -45,59 +36,40 @@ from .language import hole
 from .language import index
 from .language import less
 from .language import less_equal
-from .language import load
-from .language import log
-from .language import log1p
-from .language import log2
-from .language import matrix_dot
-from .language import matrix_load
-from .language import matrix_store
-from .language import matrix_zero
 from .language import max_ as max
-from .language import maximum_ as maximum
 from .language import min_ as min
-from .language import minimum_ as minimum
 from .language import most
-from .language import multiply_add
 from .language import num_programs
 from .language import pair_multiply_add
-from .language import prefetch
 from .language import prod
 from .language import program_id
-from .language import quick_divide
-from .language import quick_exp
-from .language import quick_exp2
-from .language import quick_reciprocal
 from .language import range_ as range
 from .language import range_n
-from .language import reciprocal
 from .language import repeat_bits
-from .language import require
 from .language import reshape
 from .language import result
-from .language import round_ as round
 from .language import rsqrt
-from .language import scratch
-from .language import shared
 from .language import sigmoid
-from .language import sign
-from .language import signed_byte_dot
-from .language import sin
 from .language import softmax_accumulate
 from .language import softmax_online
 from .language import sqrt
 from .language import stack
-from .language import store
 from .language import sum_ as sum
-from .language import tan
-from .language import tanh
 from .language import transpose
-from .language import trunc
-from .language import unsigned_divide
-from .language import unsigned_remainder
 from .language import where
 from .language import words
 from .language import zeros
+from .language_memory import atomic_add
+from .language_memory import load
+from .language_memory import matrix_dot
+from .language_memory import matrix_load
+from .language_memory import matrix_store
+from .language_memory import matrix_zero
+from .language_memory import prefetch
+from .language_memory import require
+from .language_memory import scratch
+from .language_memory import shared
+from .language_memory import store
 from .roles import Pipeline
 from .roles import barrier
 from .roles import clear_rows
@@ -135,6 +107,96 @@ from .trace import memory
 from .trace import outside
 
 INF: float
+
+def abs(*values: Any) -> Any:
+    """The absolute value."""
+
+def byte_dot(*values: Any) -> Any:
+    """c + the sum of the products of four bytes of int32: those of a without sign, of b with."""
+
+def byte_permute(*values: Any) -> Any:
+    """Bytes of two words as a hexadecimal digit of the selector names each: 0 .. 3 of a, then b."""
+
+def ceil(*values: Any) -> Any:
+    """Rounded up."""
+
+def cos(*values: Any) -> Any:
+    """The cosine."""
+
+def erf(*values: Any) -> Any:
+    """The error function."""
+
+def exp(*values: Any) -> Any:
+    """e**x."""
+
+def exp2(*values: Any) -> Any:
+    """2**x."""
+
+def expm1(*values: Any) -> Any:
+    """e**x - 1."""
+
+def floor(*values: Any) -> Any:
+    """Rounded down."""
+
+def log(*values: Any) -> Any:
+    """The natural logarithm."""
+
+def log1p(*values: Any) -> Any:
+    """log(1 + x)."""
+
+def log2(*values: Any) -> Any:
+    """The logarithm to base 2."""
+
+def maximum(*values: Any) -> Any:
+    """The larger of two, element by element; of sizes, a size."""
+
+def minimum(*values: Any) -> Any:
+    """The smaller of two, element by element; of sizes, a size."""
+
+def multiply_add(*values: Any) -> Any:
+    """a * b + c, rounded once."""
+
+def quick_divide(*values: Any) -> Any:
+    """a / b to a few ulp."""
+
+def quick_exp(*values: Any) -> Any:
+    """e**x to a few ulp."""
+
+def quick_exp2(*values: Any) -> Any:
+    """2**x to a few ulp."""
+
+def quick_reciprocal(*values: Any) -> Any:
+    """1 / x to a few ulp."""
+
+def reciprocal(*values: Any) -> Any:
+    """1 / x."""
+
+def round(*values: Any) -> Any:
+    """Rounded to the nearest, halves to even."""
+
+def sign(*values: Any) -> Any:
+    """-1, 0 or 1."""
+
+def signed_byte_dot(*values: Any) -> Any:
+    """c + the sum of the products of four bytes of int32, all with sign."""
+
+def sin(*values: Any) -> Any:
+    """The sine."""
+
+def tan(*values: Any) -> Any:
+    """The tangent."""
+
+def tanh(*values: Any) -> Any:
+    """The hyperbolic tangent."""
+
+def trunc(*values: Any) -> Any:
+    """Rounded towards 0."""
+
+def unsigned_divide(*values: Any) -> Any:
+    """a // b where neither is negative."""
+
+def unsigned_remainder(*values: Any) -> Any:
+    """a % b where neither is negative."""
 
 __all__ = [
     "INF",

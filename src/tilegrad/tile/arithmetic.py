@@ -94,7 +94,7 @@ def join_edges(values: Sequence[TileValue]) -> Edges:
     return tuple(result)
 
 
-FLOAT_RESULT = {"divide", "square_root", "reciprocal", *numeric.FUNCTIONS}
+FLOAT_RESULT = {"divide", *numeric.OF_FLOATS}
 
 
 def elementwise(name: str, *values: Any) -> Any:

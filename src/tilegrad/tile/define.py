@@ -37,7 +37,7 @@ from ..core.target import Target
 from ..ir.node import exact
 from ..ir.symbol import Size, ceil_divide, high
 from ..ir.types import Array, Memory, Type, product
-from . import language  # noqa: F401  (values call it)
+from . import language_memory  # noqa: F401  (values call it)
 from .build import Body, BodyBuilder, prune
 from .callee import KernelCallee, Launches
 from .control import Stage

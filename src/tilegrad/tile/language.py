@@ -13,7 +13,8 @@ A kernel is a Python function over arrays. It says what one program of a grid do
 at the end of an array know their edges (see `value`), so no masks are needed for them; masks
 for anything else are given as in Triton. Invariant: every function adds Nodes to the Body of
 the kernel that is being traced, at the user's line, or raises a UserError that names that line.
-The file is long because it is one table of functions.
+Words of memory stand in `language_memory`, those of the placed level in `roles`; the elementwise
+ones are rows of a table of the package. The file is long because it is one table of functions.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, accumulator, dtype_of, promote
-from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserError, user_location
+from ..core.errors import AxisError, DTypeError, ShapeError, UserError
 from ..ir.node import Node, Op
 from ..ir.symbol import Size, high, low
 from ..ir.symbol import ceil_divide as ceil_divide_sizes
 from ..ir.types import Shape, Tile
-from . import ops, placed
+from . import ops
 from .arithmetic import broadcast as broadcast_tile
 from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
-from .inside import bounded, offsets_within, within
-from .trace import Range, Rows, tracer
+from .inside import bounded
+from .trace import Range, tracer
 from .value import (
     ABOVE,
     FAR,
@@ -43,9 +44,7 @@ from .value import (
     Index,
     MemoryValue,
     TileValue,
-    Window,
     index_of,
-    named,
     number,
     operate,
     size_of,
@@ -56,7 +55,8 @@ from .value import cast as cast_tile
 INF = math.inf
 
 
-def _do(op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
+def do(op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
+    """Add an op to the Body."""
     return tracer().builder.do(op, *inputs, **attrs)
 
 
@@ -246,7 +246,7 @@ def hole(name: str, shape: Any, *inputs: Any, dtype: Any = dtypes.float32) -> Ti
     """A tile that whoever uses the kernel computes from `inputs`; see `build.fill`."""
     given = [tile_of(i).node for i in inputs]
     type_ = Tile(static_shape(shape), dtype_of(dtype))
-    return TileValue(_do(ops.hole, *given, name=name, type=type_))
+    return TileValue(do(ops.hole, *given, name=name, type=type_))
 
 
 def ceil_divide(a: Any, b: Any) -> Any:
@@ -293,7 +293,7 @@ def broadcast(x: Any, shape: Any) -> TileValue:
 def reshape(x: Any, shape: Any) -> TileValue:
     """The elements in row-major order under another shape."""
     value, sizes = tile_of(x), static_shape(shape)
-    node = _do(ops.reshape, value.node, shape=sizes)
+    node = do(ops.reshape, value.node, shape=sizes)
     return TileValue(node, *_reshaped_edges(value, sizes))
 
 
@@ -323,7 +323,7 @@ def transpose(x: Any, order: Sequence[int] | None = None) -> TileValue:
             raise AxisError("a transpose needs two axes", got=value.shape)
         order = (*range(value.ndim - 2), value.ndim - 1, value.ndim - 2)
     axes = tuple(_axis(value, a) for a in order)
-    node = _do(ops.transpose, value.node, order=axes)
+    node = do(ops.transpose, value.node, order=axes)
     edges = tuple(value.edges[a] for a in axes)
     return TileValue(node, edges, tuple(value.zero[a] for a in axes))
 
@@ -336,7 +336,7 @@ def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
         place = key[0] + value.shape[0] if key[0] < 0 else key[0]
         if not 0 <= place < value.shape[0]:
             raise AxisError("no such element", expected=value.shape, got=key[0])
-        node = _do(ops.extract, value.node, index=place)
+        node = do(ops.extract, value.node, index=place)
         return expand(TileValue(node, value.edges[1:], value.zero[1:]), key[1:])
     if Ellipsis in key:
         place, given = key.index(Ellipsis), [k for k in key if k is not None and k is not Ellipsis]
@@ -368,7 +368,7 @@ def _part(value: TileValue, key: Sequence[Any]) -> TileValue:
         start[axis], shape[axis] = first, last - first
     if tuple(shape) == value.shape:
         return value
-    node = _do(ops.part, value.node, start=tuple(start), shape=tuple(shape))
+    node = do(ops.part, value.node, start=tuple(start), shape=tuple(shape))
     edges = [e and Edge(e.start + at, e.limit) for e, at in zip(value.edges, start)]
     return TileValue(node, tuple(edges), value.zero)
 
@@ -387,7 +387,7 @@ def stack(values: Sequence[Any]) -> TileValue:
     """Tiles of one shape along a new first axis; scalars become a column, (n, 1)."""
     nodes = [tile_of(v).node for v in values]
     op = ops.stack_rows if nodes[0].shape else ops.stack
-    return TileValue(_do(op, *nodes))
+    return TileValue(do(op, *nodes))
 
 
 def cast(x: Any, dtype: Any) -> TileValue:
@@ -403,13 +403,13 @@ def bitcast(x: Any, dtype: Any) -> TileValue:
 
 def words(x: Any) -> TileValue:
     """Four neighbouring bytes of the last axis as an int32, the first the lowest."""
-    return TileValue(_do(ops.words, tile_of(x).node))
+    return TileValue(do(ops.words, tile_of(x).node))
 
 
 def repeat_bits(x: Any) -> TileValue:
     """The 16 bits of each element in both halves of an int32."""
     value = tile_of(x)
-    node = _do(ops.repeat_bits, value.node)
+    node = do(ops.repeat_bits, value.node)
     return TileValue(node, value.edges)
 
 
@@ -424,61 +424,24 @@ def where(condition: Any, a: Any, b: Any) -> TileValue:
     values = [test, *[cast_tile(tile_of(v, dtype), dtype) for v in (a, b)]]
     shape = broadcast_shape([v.shape for v in values])
     values = [broadcast_tile(v, shape) for v in values]
-    node = _do(ops.where, *[v.node for v in values])
+    node = do(ops.where, *[v.node for v in values])
     return TileValue(node, join_edges(values))
 
 
-def _applied(name: str, text: str, numbers: Callable[..., float] | None = None) -> Any:
-    """An elementwise op; of plain numbers a number, where a function of numbers is given."""
+def word(name: str, text: str) -> Callable[..., Any]:
+    """The word that is an elementwise op."""
+    op = "absolute" if name == "abs" else name
 
     def apply(*values: Any) -> Any:
-        if numbers is not None and all(isinstance(v, (int, float)) for v in values):
-            return numbers(*values)
-        return operate(name, *values)
+        return operate(op, *values)
 
     apply.__name__, apply.__doc__ = name, text
     return apply
 
 
-maximum_ = _applied("maximum", "The larger of two, element by element; of sizes, a size.")
-minimum_ = _applied("minimum", "The smaller of two, element by element; of sizes, a size.")
-multiply_add = _applied("multiply_add", "a * b + c, rounded once.")
-byte_dot = _applied(
-    "byte_dot",
-    "c + the sum of the products of four bytes of int32: those of a without sign, of b with.",
-)
-signed_byte_dot = _applied(
-    "signed_byte_dot", "c + the sum of the products of four bytes of int32, all with sign."
-)
-byte_permute = _applied(
-    "byte_permute",
-    "Bytes of two words as a hexadecimal digit of the selector names each: 0 .. 3 of a, then b.",
-)
-quick_divide = _applied("quick_divide", "a / b to a few ulp.")
-unsigned_divide = _applied("unsigned_divide", "a // b where neither is negative.")
-unsigned_remainder = _applied("unsigned_remainder", "a % b where neither is negative.")
-exp = _applied("exp", "e**x.")
-exp2 = _applied("exp2", "2**x.")
-log = _applied("log", "The natural logarithm.")
-log2 = _applied("log2", "The logarithm to base 2.")
-expm1 = _applied("expm1", "e**x - 1.")
-log1p = _applied("log1p", "log(1 + x).")
-sin = _applied("sin", "The sine.")
-cos = _applied("cos", "The cosine.")
-tan = _applied("tan", "The tangent.")
-tanh = _applied("tanh", "The hyperbolic tangent.")
-erf = _applied("erf", "The error function.")
-sqrt = _applied("square_root", "The square root; of a number, a number.", math.sqrt)
-reciprocal = _applied("reciprocal", "1 / x.")
-abs_ = _applied("absolute", "The absolute value.")
-floor = _applied("floor", "Rounded down.")
-ceil = _applied("ceil", "Rounded up.")
-round_ = _applied("round", "Rounded to the nearest, halves to even.")
-trunc = _applied("trunc", "Rounded towards 0.")
-quick_exp = _applied("quick_exp", "e**x to a few ulp.")
-quick_exp2 = _applied("quick_exp2", "2**x to a few ulp.")
-quick_reciprocal = _applied("quick_reciprocal", "1 / x to a few ulp.")
-sign = _applied("sign", "-1, 0 or 1.")
+def sqrt(x: Any) -> Any:
+    """The square root; of a number, a number."""
+    return math.sqrt(x) if isinstance(x, (int, float)) else operate("square_root", x)
 
 
 def pair_multiply_add(a: Any, b: Any, c: Any, dtype: Any) -> TileValue:
@@ -488,14 +451,13 @@ def pair_multiply_add(a: Any, b: Any, c: Any, dtype: Any) -> TileValue:
 
 def rsqrt(x: Any) -> Any:
     """1 / sqrt(x); of a number, a number."""
-    if isinstance(x, (int, float)):
-        return 1 / math.sqrt(x)
-    return reciprocal(sqrt(x))
+    root = sqrt(x)
+    return 1 / root if isinstance(root, float) else operate("reciprocal", root)
 
 
 def sigmoid(x: Any) -> Any:
     """1 / (1 + e**-x)."""
-    return reciprocal(exp(elementwise("negative", x)) + 1.0)
+    return operate("reciprocal", operate("exp", operate("negative", x)) + 1.0)
 
 
 # ---- edges ------------------------------------------------------------------------------------
@@ -529,21 +491,25 @@ def mask_of(shape: Shape, edges: Edges) -> Node | None:
 def fill(x: Any, value: Any) -> TileValue:
     """A partial tile with a value where it has no elements: then it is a whole tile."""
     tile = tile_of(x)
-    mask = mask_of(tile.shape, tile.edges)
-    padded = all(z for e, z in zip(tile.edges, tile.zero) if e is not None)
-    if mask is None or (padded and isinstance(value, (int, float)) and value == 0):
-        return TileValue(tile.node)
-    return _masked(TileValue(tile.node), mask, value)
+    return filled(tile, range(tile.ndim), value)
 
 
-def fill_axis(x: TileValue, axis: int, value: Any) -> TileValue:
-    """A value where one axis has no elements; the edges of the others stay."""
-    if x.edges[axis] is None:
+def filled(x: TileValue, axes: Sequence[int], value: Any) -> TileValue:
+    """A value where some axes have no elements; the edges of the others stay."""
+    own = tuple(e if i in axes else None for i, e in enumerate(x.edges))
+    rest = tuple(None if i in axes else e for i, e in enumerate(x.edges))
+    padded = all(z for e, z in zip(own, x.zero) if e is not None)
+    if padded and isinstance(value, (int, float)) and value == 0:
+        return TileValue(x.node, rest, x.zero)
+    return TileValue(masked(x, mask_of(x.shape, own), value).node, rest)
+
+
+def masked(x: TileValue, mask: Node | None, other: Any) -> TileValue:
+    """A tile with another value where a mask does not hold."""
+    if other is None or mask is None:
         return x
-    only = tuple(e if i == axis else None for i, e in enumerate(x.edges))
-    done = fill(TileValue(x.node, only, x.zero), value)
-    rest = tuple(None if i == axis else e for i, e in enumerate(x.edges))
-    return TileValue(done.node, rest, x.zero if done.node is x.node else ())
+    rest = cast_tile(tile_of(other, x.dtype), x.dtype)
+    return TileValue(tracer().builder.apply("where", mask, x.node, rest.node), x.edges)
 
 
 # ---- reductions, scans, products ---------------------------------------------------------------
@@ -565,7 +531,7 @@ def _reduce(kind: str, x: Any, axis: int | None, keep: bool = False) -> TileValu
     place = _axis(value, axis)
     b = tracer().builder
     own = value.dtype
-    whole = cast_tile(fill_axis(value, place, IDENTITY[kind](own)), own.wide)
+    whole = cast_tile(filled(value, [place], IDENTITY[kind](own)), own.wide)
     node = b.cast(b.add(ops.reduce(whole.node, axis=place, kind=kind)), own)
     edges = tuple(e for i, e in enumerate(value.edges) if i != place)
     found = TileValue(node, edges)
@@ -626,8 +592,8 @@ def dot(a: Any, b: Any, c: Any = None, dtype: Any = None) -> TileValue:
         start = broadcast_tile(start, shape)
     edges: list[Edge | None] = [left.edges[0], right.edges[1]]
     whole = TileValue(start.node, tuple(edges)) if not any(start.edges) else start
-    left, right = fill_axis(left, 1, 0), fill_axis(right, 0, 0)
-    node = _do(ops.dot, left.node, right.node, start.node)
+    left, right = filled(left, [1], 0), filled(right, [0], 0)
+    node = do(ops.dot, left.node, right.node, start.node)
     return TileValue(node, join_edges([whole, TileValue(node, tuple(edges))]))
 
 
@@ -643,9 +609,9 @@ def softmax_online(scores: Any) -> tuple[TileValue, TileValue, TileValue]:
             expected="a float tile (rows, columns)",
             got=repr(value),
         )
-    value = cast_tile(fill_axis(value, 1, -INF), dtypes.float32)
+    value = cast_tile(filled(value, [1], -INF), dtypes.float32)
     largest = max_(value, 1)
-    p = exp(elementwise("subtract", value, _finite(largest)[:, None]))
+    p = operate("exp", value - _finite(largest)[:, None])
     edges = (p.edges[0], tile_of(scores).edges[1])
     return TileValue(p.node, edges, (False, True)), largest, sum_(p, 1)
 
@@ -665,9 +631,9 @@ def softmax_accumulate(
     l_curr: Any,
 ) -> tuple[TileValue, TileValue, TileValue]:
     """(acc, m, l) after one more block: what was summed under an older maximum is scaled."""
-    largest = maximum_(m, m_curr)
+    largest = operate("maximum", m, m_curr)
     base = _finite(largest)
-    old, new = exp(m - base), exp(m_curr - base)
+    old, new = operate("exp", m - base), operate("exp", m_curr - base)
     block, weights = tile_of(values), tile_of(p)
     scaled = weights * new[:, None]
     scaled = TileValue(scaled.node, scaled.edges, weights.zero)
@@ -675,317 +641,4 @@ def softmax_accumulate(
     return total, largest, l * old + l_curr * new
 
 
-# ---- memory -----------------------------------------------------------------------------------
-
-
-def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> Window:
-    """The Window that load, store and copies mean."""
-    if isinstance(source, Window):
-        if index is not None:
-            raise UserError("an index on top of subscripts", got=repr(index))
-        return source
-    if not isinstance(source, MemoryValue):
-        raise DTypeError(
-            "not an array", expected="an argument, a result or a place", got=repr(source)
-        )
-    start = (
-        index
-        if isinstance(index, (tuple, list))
-        else (0,) * source.ndim
-        if index is None
-        else (index,)
-    )
-    if len(start) != source.ndim:
-        raise ShapeError(
-            f"{len(start)} indices for {source.name}",
-            expected=f"{source.ndim}, one for each axis of {source.node.type}",
-            got=len(start),
-        )
-    sizes = static_shape(() if shape is None else shape)
-    along = tuple(range(source.ndim - len(sizes), source.ndim)) if axes is None else tuple(axes)
-    if len(along) != len(sizes) or any(not 0 <= a < source.ndim for a in along):
-        raise AxisError("axes do not fit the tile", expected=f"{len(sizes)} axes", got=along)
-    shifted = tuple(a + len(source.lead) for a in along)
-    return Window(source, [*source.lead, *(size_of(i, "index") for i in start)], sizes, shifted)
-
-
-def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
-    """Whole or partial rows of an array, at this program's block or at a loop's."""
-    t = tracer()
-    own = t.implied_rows()
-    chosen = rows if isinstance(rows, Rows) else Rows(own.start, static(rows, "rows"))
-    if memory.ndim < 2:
-        return Window(memory, [chosen.start], (chosen.count,), (0,))
-    *lead, _, columns = memory.type.shape
-    width = static(index_of(columns) if cols is None else cols, "cols")
-    if len(lead) > len(t.lead):
-        raise ShapeError(
-            f"{memory.name} has more leading axes than the first argument",
-            expected=t.inputs[0].node.type,
-            got=memory.node.type,
-        )
-    first = t.lead[len(t.lead) - len(lead) :]
-    grid_sizes = (t.grid or ())[len(t.lead) - len(lead) : len(t.lead)]
-    for size, wanted in zip(lead, grid_sizes):
-        if size != wanted and size != 1:
-            raise ShapeError(
-                f"the leading axes of {memory.name} differ from the grid's",
-                expected=wanted,
-                got=size,
-            )
-    index = [0 if size == 1 else i for i, size in zip(first, lead)]
-    rank = memory.ndim
-    return Window(memory, [*index, chosen.start, 0], (chosen.count, width), (rank - 2, rank - 1))
-
-
-def _offsets(source: Any, index: Any) -> TileValue | None:
-    """Linear offsets of elements, where an index is a tile of them (or a part of an array)."""
-    if isinstance(source, MemoryValue) and isinstance(index, Window) and index.shape:
-        index = load(index)
-    if isinstance(source, MemoryValue) and isinstance(index, TileValue) and index.shape:
-        if not index.dtype.is_integer:
-            raise DTypeError("offsets are not integers", got=index.dtype)
-        return index
-    return None
-
-
-def _place(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> Window | TileValue:
-    """Where load and store go: a part of an array, or the offsets of elements."""
-    offsets = _offsets(source, index)
-    if offsets is None:
-        return window(source, index, shape, axes)
-    if offsets.linear is None or source.ndim != 1:
-        return offsets
-    return Window(source, [offsets.linear], offsets.shape, (0,))
-
-
-def load(
-    source: Any,
-    index: Any = None,
-    shape: Any = None,
-    *,
-    axes: Sequence[int] | None = None,
-    mask: Any = None,
-    other: Any = None,
-    rows: Any = None,
-    cols: Any = None,
-    vector: int | None = None,
-    prefetch: int | None = None,
-) -> TileValue:
-    """A tile of an array: `x[i, 0:64]`, an index and a shape, linear offsets, or rows and cols.
-
-    Beyond the end of the array the tile has no elements (see `fill`); where a mask is false it
-    holds `other` (0), and nothing is read.
-    """
-    t = tracer()
-    for name, hint in (("vector", vector), ("prefetch", prefetch)):
-        if hint is not None:
-            t.hints[name] = hint
-    if isinstance(index, Rows) or rows is not None:
-        box = _rows_window(source, index if isinstance(index, Rows) else rows, cols)
-    else:
-        place = _place(source, index, shape, axes)
-        if isinstance(place, TileValue):
-            return _gather(source, place, mask, other)
-        box = place
-    edges = box.edges()
-    whole, cut = _whole_mask(mask, box.shape, edges)
-    index, whole = within("load", box, whole, cut)
-    node = t.builder.load(box.memory.node, index, box.shape, box.axes, whole)
-    t.touch("load", box.memory, box, box.shape, mask=whole, cut=cut)
-    return _masked(TileValue(node, edges, (True,) * len(edges)), whole, other)
-
-
-def _masked(value: TileValue, mask: Node | None, other: Any) -> TileValue:
-    if other is None or mask is None:
-        return value
-    b = tracer().builder
-    rest = cast_tile(tile_of(other, value.dtype), value.dtype)
-    return TileValue(b.apply("where", mask, value.node, rest.node), value.edges)
-
-
-def _whole_mask(mask: Any, shape: Shape, edges: Edges) -> tuple[Node | None, bool]:
-    """Which elements of a tile exist and are asked for, and whether the kernel gave a mask."""
-    if mask is None or mask is True:
-        return mask_of(shape, edges), False
-    test = tile_of(mask, dtypes.bool_ if isinstance(mask, bool) else None)
-    if test.shape or not tracer().trusts:  # else one answer for all elements
-        test = broadcast_tile(test, broadcast_shape([test.shape, shape]))
-    return tracer().builder.logical_and(mask_of(shape, edges), test.node), True
-
-
-def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> TileValue:
-    whole, _ = _whole_mask(mask, offsets.shape, offsets.edges)
-    wide_offsets, whole, box = offsets_within("load", source, offsets.node, whole)
-    node = tracer().builder.gather(source.node, wide_offsets, whole)
-    tracer().touch_at("load", source, box, wide_offsets, offsets.shape, mask=whole)
-    return _masked(TileValue(node, offsets.edges, (True,) * offsets.ndim), whole, other)
-
-
-def store(
-    target: Any,
-    *given: Any,
-    mask: Any = None,
-    axes: Sequence[int] | None = None,
-    unique: bool = False,
-) -> None:
-    """Write a tile: store(out[i, 0:64], x), store(out, index, x) or store(out, offsets, x).
-
-    What lies beyond the end of the array, or where the mask is false, is not written. No two
-    programs may write one element; where only the data makes it so, `unique` promises it.
-    """
-    if len(given) not in (1, 2):
-        raise UserError(
-            "wrong number of arguments",
-            expected="store(array[...], tile) or store(array, index, tile)",
-            got=1 + len(given),
-        )
-    index, value = (None, given[0]) if len(given) == 1 else given
-    memory = target.memory if isinstance(target, Window) else target
-    if isinstance(memory, MemoryValue) and not memory.writable:
-        raise TraceError(
-            f"the argument {memory.name} is only read",
-            hint="write to an array made by tile.result(...)",
-        )
-    if not isinstance(memory, MemoryValue):
-        raise DTypeError("not an array", got=repr(target))
-    tile = cast_tile(tile_of(value, memory.dtype), memory.dtype)
-    place = _place(target, index, tile.shape, axes)
-    if isinstance(place, TileValue):
-        _scatter(memory, place, tile, mask, unique)
-    else:
-        _store(place, tile, mask, unique)
-
-
-def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> None:
-    tile = broadcast_tile(tile, box.shape)
-    edges = join_edges([tile, TileValue(tile.node, box.edges())])
-    whole, cut = _whole_mask(mask, box.shape, edges)
-    index, whole = within("store", box, whole, cut)
-    tracer().builder.store(box.memory.node, tile.node, index, box.axes, whole)
-    facts = {"cut": cut or edges != box.edges(), "mask": whole, "unique": unique}
-    tracer().touch("store", box.memory, box, box.shape, **facts)
-
-
-def _scatter(
-    memory: MemoryValue, offsets: TileValue, tile: TileValue, mask: Any, unique: bool
-) -> None:
-    tile = broadcast_tile(tile, broadcast_shape([tile.shape, offsets.shape]))
-    edges = join_edges([tile, broadcast_tile(offsets, tile.shape)])
-    whole, _ = _whole_mask(mask, tile.shape, edges)
-    wide_offsets, whole, box = offsets_within("store", memory, offsets.node, whole)
-    tracer().builder.scatter(memory.node, tile.node, wide_offsets, whole)
-    facts = {"mask": whole, "unique": unique}
-    tracer().touch_at("store", memory, box, wide_offsets, tile.shape, **facts)
-
-
-def store_rows(memory: MemoryValue, tile: TileValue) -> None:
-    """A returned block of rows to its place in the result."""
-    t = tracer()
-    rows = t.implied_rows()
-    tail = [0] if tile.ndim == 2 else []
-    axes = tuple(range(memory.ndim - tile.ndim, memory.ndim))
-    _store(Window(memory, [*t.lead, rows.start, *tail], tile.shape, axes), tile, None)
-
-
-def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileValue:
-    """Add to elements in one step each, as seen by all programs; gives the values before.
-
-    `index` is a tile of linear offsets, or one integer for each axis.
-    """
-    if not isinstance(memory, MemoryValue) or not memory.writable:
-        raise TraceError(
-            "not an array the kernel writes",
-            got=repr(memory),
-            hint="tile.result(shape, dtype, fill=0)",
-        )
-    if memory.dtype.bits < 32 or memory.dtype.kind == "bool":
-        raise DTypeError(
-            "no atomic op on this dtype",
-            expected="floats and integers of 32 or 64 bits",
-            got=memory.dtype,
-        )
-    b = tracer().builder
-    offsets, box = _offsets(memory, index), None
-    if offsets is None:
-        box = window(memory, index, (), None)
-        total: Size = 0
-        for i, stride in zip(box.index, memory.type.element_strides()):
-            total = total + i * stride
-        offsets = TileValue(b.index(total))
-    tile = broadcast_tile(cast_tile(tile_of(value, memory.dtype), memory.dtype), offsets.shape)
-    edges = join_edges([tile, offsets])
-    whole, cut = _whole_mask(mask, offsets.shape, edges)
-    wide_offsets = b.cast(offsets.node, dtypes.int64)
-    if box is None:
-        wide_offsets, whole, _ = offsets_within("atomic_add", memory, wide_offsets, whole)
-    else:
-        _, whole = within("atomic_add", box, whole, cut)
-    inputs = [memory.node, tile.node, wide_offsets]
-    node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
-    each = wide_offsets if box is None else None
-    tracer().touch("add", memory, box, offsets.shape, offsets=each, mask=whole, cut=True)
-    return TileValue(node, edges)
-
-
-def require(condition: Any, message: str) -> None:
-    """End the run in an index error at this line unless all elements of a bool tile hold.
-
-    The program itself goes on: what must not happen needs a mask as well.
-    """
-    test = tile_of(condition)
-    b = tracer().builder
-    b.require(
-        test.node, f"tile.require: {message}", user_location(), mask_of(test.shape, test.edges)
-    )
-
-
-def prefetch(memory: Any, index: Sequence[Any], to: str = "l1") -> None:
-    """Bring the line at an index of an array into a cache."""
-    tracer().builder.prefetch(memory.node, *(size_of(i, "index") for i in index), to=to)
-
-
-def scratch(shape: Any, dtype: Any = dtypes.float32, scope: str = "l2") -> MemoryValue:
-    """A place of the program's own in a cache, not initialised."""
-    node = tracer().builder.allocate(static_shape(shape), dtype_of(dtype), scope)
-    return MemoryValue("scratch", node, True)
-
-
-def matrix_load(memory: Any, index: Sequence[Any], shape: Any, unit: str) -> TileValue:
-    """A tile in the registers of a CPU's matrix unit."""
-    at = [size_of(i, "index") for i in index]
-    attrs = {"shape": static_shape(shape), "unit": unit}
-    return TileValue(_do(ops.matrix_load, memory.node, *at, **attrs))
-
-
-def matrix_zero(shape: Any, dtype: Any, unit: str) -> TileValue:
-    """A tile of a matrix unit, all 0."""
-    attrs = {"shape": static_shape(shape), "dtype": dtype_of(dtype), "unit": unit}
-    return TileValue(_do(ops.matrix_zero, **attrs))
-
-
-def matrix_dot(total: TileValue, a: TileValue, b: TileValue, unit: str) -> TileValue:
-    """total + a @ b, on a matrix unit."""
-    return TileValue(_do(ops.matrix_dot, total.node, a.node, b.node, unit=unit))
-
-
-def matrix_store(memory: Any, index: Sequence[Any], value: TileValue, unit: str) -> None:
-    """Write a tile of a matrix unit."""
-    at = [size_of(i, "index") for i in index]
-    _do(ops.matrix_store, memory.node, value.node, *at, unit=unit)
-
-
-def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryValue:
-    """A place that all of a program shares, not initialised: read and written as an array is."""
-    node = tracer().builder.allocate(static_shape(shape), dtype_of(dtype), "shared", layout)
-    return MemoryValue("shared", node, True)
-
-
-ABOVE.update(
-    transpose=transpose,
-    expand=expand,
-    dot=dot,
-    load=named("tile.load", load),  # of a Window that is given as a value
-    store=store,
-    store_rows=store_rows,
-)
+ABOVE.update(transpose=transpose, expand=expand, dot=dot)

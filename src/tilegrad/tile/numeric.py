@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -54,15 +55,14 @@ def _exact(function: Meaning) -> Meaning:
     return apply
 
 
-def _by_float64(function: Callable[[float], float]) -> Meaning:
-    """A function of one Python float, element by element."""
-    vectorised = np.vectorize(function, otypes=[np.float64])
+def _plain(function: Callable[..., Any]) -> Meaning:
+    """A function that is the same for all dtypes."""
+    return lambda d, *inputs: np.asarray(function(*inputs))
 
-    def apply(dtype: DType, x: Array) -> Array:
-        wide = x.astype(np.float64)
-        return vectorised(wide).astype(dtype.numpy) if x.size else x.copy()
 
-    return apply
+def _by_float64(function: Callable[..., float]) -> Callable[..., Array]:
+    """A function of Python floats, element by element."""
+    return np.vectorize(lambda *x: function(*map(float, x)), otypes=[np.float64])
 
 
 def _erf_inverse(x: float) -> float:
@@ -104,11 +104,8 @@ def _sign(d: DType, x: Array) -> Array:
     return np.where(x > 0, one, low)  # nan and signed zeros stay themselves
 
 
-def _two(ufunc: Any, boolean: Any) -> Meaning:
-    def apply(d: DType, a: Array, b: Array) -> Array:
-        return np.asarray(boolean(a, b) if _boolean(d) else ufunc(a, b))
-
-    return apply
+def _subtract(d: DType, a: Array, b: Array) -> Array:
+    return np.not_equal(a, b) if _boolean(d) else np.subtract(a, b)
 
 
 def _rounding(ufunc: Any) -> Meaning:
@@ -116,50 +113,48 @@ def _rounding(ufunc: Any) -> Meaning:
     return lambda d, x: ufunc(x) if d.is_float else x
 
 
+def _or_zero(function: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """A division of integers: 0 where the divisor is."""
+    return function(a, b + (b == 0)) * (b != 0)
+
+
 def _divide(d: DType, a: Array, b: Array) -> Array:
     """Of integers: truncated, as C has it."""
     if d.is_float:
         return np.divide(a, b)
-    safe = np.where(b == 0, 1, b).astype(d.numpy)
-    quotient = np.floor_divide(a, safe)
-    quotient = quotient + ((quotient * safe != a) & ((a < 0) != (b < 0)))
-    return np.where(b == 0, 0, quotient)
+    return _or_zero(lambda x, y: (x - np.fmod(x, y)) // y, a, b)
 
 
 def _floor_divide(d: DType, a: Array, b: Array) -> Array:
     """Of floats by the exact remainder, as PyTorch has it."""
-    if d.is_float:
-        rest, ratio = np.fmod(a, b), np.divide(a, b)
-        quotient = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0)))
-        whole = np.floor(quotient)
-        whole = np.where(quotient - whole > 0.5, whole + 1, whole)
-        whole = np.where(quotient == 0, np.copysign(np.zeros_like(a), ratio), whole)
-        return np.where(b == 0, ratio, whole)
-    return np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b)))
+    if not d.is_float:
+        return _or_zero(np.floor_divide, a, b)
+    rest, ratio = np.fmod(a, b), np.divide(a, b)
+    quotient = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0)))
+    whole = np.floor(quotient)
+    whole = np.where(quotient - whole > 0.5, whole + 1, whole)
+    whole = np.where(quotient == 0, np.copysign(np.zeros_like(a), ratio), whole)
+    return np.where(b == 0, ratio, whole)
 
 
 def _remainder(d: DType, a: Array, b: Array) -> Array:
-    if d.is_float:
-        rest = np.fmod(a, b)
-        return np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
-    return np.where(b == 0, 0, np.remainder(a, np.where(b == 0, 1, b)))
+    if not d.is_float:
+        return _or_zero(np.remainder, a, b)
+    rest = np.fmod(a, b)
+    return np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 
 
 def _fmod(d: DType, a: Array, b: Array) -> Array:
     """With the sign of a."""
-    if d.is_float:
-        return np.fmod(a, b)
-    return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b)))
+    return np.fmod(a, b) if d.is_float else _or_zero(np.fmod, a, b)
 
 
-def _unsigned(ufunc: Any) -> Meaning:
-    """A division of operands seen as unsigned."""
+def _unsigned(function: Callable[[Array, Array], Array]) -> Meaning:
+    """A function of operands seen as unsigned."""
 
     def apply(d: DType, a: Array, b: Array) -> Array:
         kind = f"u{d.size}"
-        left, right = a.view(kind), b.view(kind)
-        safe = np.where(right == 0, 1, right).astype(kind)
-        return np.where(right == 0, 0, ufunc(left, safe)).astype(kind).view(d.numpy)
+        return np.asarray(function(a.view(kind), b.view(kind))).astype(kind).view(d.numpy)
 
     return apply
 
@@ -201,15 +196,19 @@ def _shift_right(d: DType, a: Array, b: Array) -> Array:
     return np.where(over, far, np.right_shift(a, np.where(over, 0, b)))
 
 
-def _multiply_high(d: DType, a: Array, b: Array) -> Array:
-    """The upper half of the product of the operands seen as unsigned."""
-    kind = f"u{d.size}"
-    wide = a.view(kind).astype(object) * b.view(kind).astype(object)
-    return np.asarray(wide >> d.bits).astype(kind).view(d.numpy)
+def _multiply_high(a: Array, b: Array) -> Array:
+    """The upper half of a product."""
+    return (a.astype(object) * b.astype(object)) >> (8 * a.itemsize)
 
 
-def _bytes_of(x: Array, kind: type[np.generic]) -> Array:
-    return np.ascontiguousarray(x).view(kind).reshape(*x.shape, 4).astype(np.int32)
+def _parts(words: Array, kind: Any) -> Array:
+    """What lies in each word, along a new last axis."""
+    return np.asarray(words, order="C")[..., None].view(kind)
+
+
+def _words(parts: Array) -> Array:
+    """The other way round."""
+    return np.ascontiguousarray(parts).view(np.int32)[..., 0]
 
 
 def _byte_dot(kind: type[np.generic]) -> Meaning:
@@ -218,7 +217,7 @@ def _byte_dot(kind: type[np.generic]) -> Meaning:
     def run(d: DType, a: Array, b: Array, c: Array) -> Array:
         """c + the sum of the products of a's four bytes by b's, signed ones; int32 alone, and it
         wraps"""
-        products = _bytes_of(a, kind) * _bytes_of(b, np.int8)
+        products = _parts(a, kind).astype(np.int32) * _parts(b, np.int8)
         return np.asarray(c + products.sum(-1, dtype=np.int32))
 
     return run
@@ -227,10 +226,18 @@ def _byte_dot(kind: type[np.generic]) -> Meaning:
 def _byte_permute(d: DType, a: Array, b: Array, chosen: Array) -> Array:
     """Byte i is the one of a (0..3) and b (4..7) that the low three bits of the third's
     hexadecimal digit i name; int32 alone."""
-    digits = (chosen.view(np.uint32)[..., None] >> np.arange(0, 16, 4, dtype=np.uint32)) & 7
-    words = [np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, 4) for x in (a, b)]
-    found = np.take_along_axis(np.concatenate(words, -1), digits.astype(np.int64), -1)
-    return np.ascontiguousarray(found).view(np.int32)[..., 0]
+    digits = (chosen[..., None] >> np.arange(0, 16, 4, dtype=np.int32)) & 7
+    given = np.concatenate([_parts(a, np.uint8), _parts(b, np.uint8)], -1)
+    return _words(np.take_along_axis(given, digits.astype(np.int64), -1))
+
+
+def _to_odd(near: Array, lost: Array) -> Array:
+    """A rounded value, to the side of what was lost where its last bit is even: so the next
+    rounding is the only one."""
+    even = (near.view(f"i{near.itemsize}") & 1) == 0
+    away = np.copysign(np.inf, lost).astype(near.dtype)
+    inexact = np.isfinite(near) & (lost != 0) & even
+    return np.where(inexact, np.nextafter(near, away), near)
 
 
 def _multiply_add(d: DType, a: Array, b: Array, c: Array) -> Array:
@@ -238,15 +245,12 @@ def _multiply_add(d: DType, a: Array, b: Array, c: Array) -> Array:
     if not d.is_float:
         return (a & b) | c if _boolean(d) else a * b + c
     if d is dtypes.float64:
-        one = np.vectorize(_fused, otypes=[np.float64])
-        return np.asarray(one(a, b, c)) if a.size else a.copy()
+        return _by_float64(_fused)(a, b, c)
     product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    total = product + addend  # then rounded to odd, so that the next rounding is the only one
+    total = product + addend
     part = total - product
     lost = (product - (total - part)) + (addend - part)
-    even = (total.view(np.int64) & 1) == 0
-    inexact = np.isfinite(total) & (lost != 0) & even
-    return np.where(inexact, np.nextafter(total, np.sign(lost) * np.inf), total).astype(np.float32)
+    return _to_odd(total, lost).astype(np.float32)
 
 
 def _pair_multiply_add(kind: DType) -> Meaning:
@@ -254,13 +258,10 @@ def _pair_multiply_add(kind: DType) -> Meaning:
 
     def run(d: DType, *words: Array) -> Array:
         """a * b + c of the two narrow floats in each word, rounded once; int32 alone"""
-        a, b, c = (np.ascontiguousarray(w)[..., None].view(kind.numpy) for w in words)
-        total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
-        near = total.astype(np.float32)  # to odd, so that the next rounding is the only one
-        odd = (near.view(np.int32) & 1 == 1) | (near == total) | ~np.isfinite(near)
-        far = np.where(near < total, np.inf, -np.inf).astype(np.float32)
-        near = np.where(odd, near, np.nextafter(near, far))
-        return np.ascontiguousarray(near.astype(kind.numpy)).view(np.int32)[..., 0]
+        a, b, c = (_parts(w, kind.numpy).astype(np.float64) for w in words)
+        total = a * b + c
+        near = total.astype(np.float32)
+        return _words(_to_odd(near, total - near).astype(kind.numpy))
 
     return run
 
@@ -276,10 +277,6 @@ def _fused(a: float, b: float, c: float) -> float:
         return math.inf if exact > 0 else -math.inf
 
 
-def _compare(name: str) -> Meaning:
-    return lambda d, a, b: np.asarray(getattr(np, name)(a, b))
-
-
 def _reciprocal(d: DType, x: Array) -> Array:
     return np.divide(d.numpy.type(1), x)
 
@@ -288,39 +285,42 @@ EXACT = "exp exp2 log log2 log10 expm1 log1p sin cos tan arcsin arccos arctan si
 # What `functions` expands where no instruction computes it: their results are floats.
 FUNCTIONS: dict[str, Meaning] = {
     **{name.replace("arc", "a"): _exact(getattr(np, name)) for name in EXACT.split()},
-    "erf": _by_float64(math.erf),
-    "erfc": _by_float64(math.erfc),
-    "erf_inverse": _by_float64(_erf_inverse),
+    "erf": _exact(_by_float64(math.erf)),
+    "erfc": _exact(_by_float64(math.erfc)),
+    "erf_inverse": _exact(_by_float64(_erf_inverse)),
 }
 UNARY: dict[str, Meaning] = {
     "negative": _negative,
-    "absolute": lambda d, x: np.absolute(x),
-    "square_root": lambda d, x: np.sqrt(x),
+    "absolute": _plain(np.absolute),
+    "square_root": _plain(np.sqrt),
     "reciprocal": _reciprocal,
     **FUNCTIONS,
     "floor": _rounding(np.floor), "ceil": _rounding(np.ceil), "round": _rounding(np.rint),
     "trunc": _rounding(np.trunc),
-    "bit_not": lambda d, x: np.invert(x),
+    "bit_not": _plain(np.invert),
     "sign": _sign,
     "quick_exp": FUNCTIONS["exp"], "quick_exp2": FUNCTIONS["exp2"],
     "quick_reciprocal": _reciprocal,
 }  # fmt: skip
 BINARY: dict[str, Meaning] = {
-    "add": _two(np.add, np.logical_or),
-    "subtract": _two(np.subtract, np.logical_xor),
-    "multiply": _two(np.multiply, np.logical_and),
+    "add": _plain(np.add), "subtract": _subtract, "multiply": _plain(np.multiply),
     "divide": _divide, "floor_divide": _floor_divide,
     "remainder": _remainder, "fmod": _fmod, "power": _power,
     "maximum": _extreme(np.maximum, 1), "minimum": _extreme(np.minimum, -1),
-    "bit_and": _two(np.bitwise_and, np.logical_and),
-    "bit_or": _two(np.bitwise_or, np.logical_or),
-    "bit_xor": _two(np.bitwise_xor, np.logical_xor),
-    "shift_left": _shift_left, "shift_right": _shift_right, "multiply_high": _multiply_high,
-    "unsigned_divide": _unsigned(np.floor_divide),
-    "unsigned_remainder": _unsigned(np.remainder),
+    "bit_and": _plain(np.bitwise_and), "bit_or": _plain(np.bitwise_or),
+    "bit_xor": _plain(np.bitwise_xor),
+    "shift_left": _shift_left, "shift_right": _shift_right,
+    "multiply_high": _unsigned(_multiply_high),
+    "unsigned_divide": _unsigned(partial(_or_zero, np.floor_divide)),
+    "unsigned_remainder": _unsigned(partial(_or_zero, np.remainder)),
     "quick_divide": _divide,
 }  # fmt: skip
-COMPARE = {name: _compare(name) for name in ("equal", "not_equal", "less", "less_equal")}
+COMPARE = {
+    "equal": _plain(np.equal),
+    "not_equal": _plain(np.not_equal),
+    "less": _plain(np.less),
+    "less_equal": _plain(np.less_equal),
+}
 TERNARY: dict[str, Meaning] = {
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot(np.uint8),
@@ -336,21 +336,23 @@ OF_FLOATS = {"square_root", "reciprocal", "quick_exp", "quick_exp2", "quick_reci
 UNSIGNED = {"multiply_high", "unsigned_divide", "unsigned_remainder"}
 OF_INTEGERS = {"shift_left", "shift_right", *UNSIGNED}
 OF_BITS = {"bit_and", "bit_or", "bit_xor", "bit_not"}
+OF_WORDS = {*TERNARY} - {"multiply_add"}
 OF_NUMBERS = {"divide", "quick_divide", "floor_divide", "remainder", "fmod", "power"}
-OF_WORDS = {name for name in TERNARY if name != "multiply_add"}
+NEEDS: tuple[tuple[str, set[str], Callable[[DType], bool]], ...] = (  # what ops ask of operands
+    ("floats", OF_FLOATS, lambda d: d.is_float),
+    ("integers", OF_INTEGERS, lambda d: d.is_integer),
+    ("integers or bools", OF_BITS, lambda d: not d.is_float),
+    ("int32", OF_WORDS, lambda d: d is dtypes.int32),
+    ("numbers", OF_NUMBERS, lambda d: not _boolean(d)),
+)
 
 
 def wanted(name: str, dtype: DType) -> str:
     """The operands an elementwise op has a meaning for; '' where those of a dtype are such."""
-    if name in OF_FLOATS:
-        return "" if dtype.is_float else "floats"
-    if name in OF_INTEGERS:
-        return "" if dtype.is_integer else "integers"
-    if name in OF_BITS:
-        return "integers or bools" if dtype.is_float else ""
-    if name in OF_WORDS:
-        return "" if dtype is dtypes.int32 else "int32"
-    return "numbers" if name in OF_NUMBERS and dtype.kind == "bool" else ""
+    for operands, names, fits in NEEDS:
+        if name in names and not fits(dtype):
+            return operands
+    return ""
 
 
 # ---- shape, reduce, dot, cast ---------------------------------------------------------------
@@ -444,6 +446,4 @@ def repeat_bits(x: Array) -> Array:
 
 def bitcast(x: Array, dtype: DType) -> Array:
     """The same bits as another dtype of the same width."""
-    if x.dtype.itemsize != dtype.numpy.itemsize:
-        raise InternalError("tile.bitcast", f"{x.dtype} and {dtype} differ in width")
     return np.ascontiguousarray(x).view(dtype.numpy).reshape(x.shape)

@@ -20,7 +20,7 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.errors import Location, UserError
@@ -82,47 +82,51 @@ def _compiled(function: Function) -> types.CodeType:
             location=Location(file, first),
         )
     ast.increment_lineno(tree, first - 1)
-    rewriter = _Rewriter(file)
-    new = rewriter.outermost(definition)
-    given = [ast.arg(STAGE), *[ast.arg(n) for n in function.__code__.co_freevars]]
-    back = ast.Return(ast.Name(new.name, ast.Load()))
-    factory = ast.FunctionDef(FACTORY, _arguments(given), [new, back], [], None)
-    ast.copy_location(factory, definition)
-    module = ast.Module([factory], [])
-    ast.fix_missing_locations(module)
+    new = _Rewriter().outermost(definition)
+    given = ", ".join([STAGE, *function.__code__.co_freevars])
+    factory = _written(f"def {FACTORY}({given}): return {new.name}", definition)
+    factory.body.insert(0, new)
+    module = ast.fix_missing_locations(ast.Module([factory], []))
     code = compile(module, file, "exec", dont_inherit=True)
     return next(c for c in code.co_consts if isinstance(c, types.CodeType))
 
 
-def _arguments(names: list[ast.arg]) -> ast.arguments:
-    return ast.arguments([], names, None, [], [], None, [])
-
-
-def _at(new: Any, near: ast.AST) -> Any:
-    """A made statement, on the first line of what it stands for, and all that is in it."""
-    for node in ast.walk(new):
-        if getattr(node, "lineno", None) is None and "lineno" in node._attributes:
+def _written(text: str, near: Any) -> Any:
+    """The statement of a text, all of it on the first line of another."""
+    (made,) = ast.parse(text).body
+    for node in ast.walk(made):
+        if "lineno" in node._attributes:
             node.lineno = node.end_lineno = near.lineno  # type: ignore[attr-defined]
             node.col_offset = node.end_col_offset = near.col_offset  # type: ignore[attr-defined]
-    return new
+    return made
 
 
-def _given(own: ast.arguments) -> list[ast.arg]:
-    found = [*own.posonlyargs, *own.args, *own.kwonlyargs, own.vararg, own.kwarg]
-    return [a for a in found if a is not None]
+def _called(text: str, first: ast.expr, near: ast.AST) -> ast.expr:
+    """A call of an operation of tracing, with one more argument before those of the text."""
+    made: ast.Call = _written(f"{STAGE}.{text}", near).value
+    made.args.insert(0, first)
+    return made
 
 
-def set_names(nodes: list[ast.stmt]) -> list[str]:
+def _tuple(names: list[str]) -> str:
+    """The text of a tuple of variables."""
+    return f"({''.join([f'{n}, ' for n in names])})"
+
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+EXPRESSIONS = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)  # with names
+LEAVING = (ast.Return, ast.Yield, ast.YieldFrom)
+
+
+def set_names(nodes: Iterable[ast.AST]) -> list[str]:
     """Names that statements set, in order; functions and comprehensions keep theirs."""
     found: dict[str, None] = {}
 
     def walk(node: ast.AST) -> None:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(node, SCOPES):
             found[node.name] = None
             return
-        if isinstance(
-            node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-        ):
+        if isinstance(node, EXPRESSIONS):
             return
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found[node.id] = None
@@ -131,145 +135,97 @@ def set_names(nodes: list[ast.stmt]) -> list[str]:
 
     for node in nodes:
         walk(node)
-    return [n for n in found if not n.startswith("__tilegrad")]
+    return list(found)
 
 
-def _escapes(nodes: list[ast.stmt], loop: bool = False) -> bool:
+def _escapes(nodes: Iterable[ast.AST], loop: bool = False) -> bool:
     """Whether statements leave their body: return, yield, or break/continue of a loop outside."""
     for node in nodes:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(node, (*SCOPES, ast.Lambda)):
             continue
-        if isinstance(node, ast.Return) or (
-            not loop and isinstance(node, (ast.Break, ast.Continue))
-        ):
+        if isinstance(node, LEAVING) or (not loop and isinstance(node, (ast.Break, ast.Continue))):
             return True
-        if any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(node)):
-            return True
-        inner = loop or isinstance(node, (ast.For, ast.While))
-        if any(_escapes(part, inner) for part in _bodies(node)):
+        if _escapes(ast.iter_child_nodes(node), loop or isinstance(node, (ast.For, ast.While))):
             return True
     return False
 
 
-def _bodies(node: ast.stmt) -> Iterator[list[ast.stmt]]:
-    for name in ("body", "orelse", "finalbody"):
-        part = getattr(node, name, None)
-        if part:
-            yield part
-    for handler in getattr(node, "handlers", ()):
-        yield handler.body
-
-
 class _Rewriter(ast.NodeTransformer):
-    def __init__(self, file: str) -> None:
-        self.file, self.count = file, 0
+    def __init__(self) -> None:
+        self.count = 0
 
     def outermost(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """The kernel itself: no decorators, no annotations, all names set from the start."""
         own = node.args
-        for a in _given(own):
-            a.annotation = None
+        for a in ast.walk(own):
+            if isinstance(a, ast.arg):
+                a.annotation = None
         own.defaults = [ast.Constant(None) for _ in own.defaults]  # put back by bind
         own.kw_defaults = [None if d is None else ast.Constant(None) for d in own.kw_defaults]
-        new = ast.FunctionDef(node.name, own, self.started(node), [], None)
-        return ast.copy_location(new, node)
+        node.decorator_list, node.returns = [], None
+        return self.visit_FunctionDef(node)
 
-    def started(self, node: ast.FunctionDef) -> list[ast.stmt]:
-        """The rewritten body of a function, after every name it sets was given a value."""
-        taken = {a.arg for a in _given(node.args)}
-        taken |= {
-            n for s in ast.walk(node) if isinstance(s, (ast.Global, ast.Nonlocal)) for n in s.names
-        }
-        start: list[ast.stmt] = []
-        for name in set_names(node.body):
-            if name not in taken:
-                value = self.call("undefined", [ast.Constant(name)])
-                made = ast.Assign([ast.Name(name, ast.Store())], value)
-                start.append(ast.copy_location(made, node))
-        return [*start, *self.statements(node.body)]
-
-    def statements(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
-        """Statements, rewritten."""
-        found = [self.visit(node) for node in nodes]
-        return [s for new in found for s in (new if isinstance(new, list) else [new])]
-
-    def call(self, name: str, given: list[ast.expr]) -> ast.Call:
-        function = ast.Attribute(ast.Name(STAGE, ast.Load()), name, ast.Load())
-        return ast.Call(function, given, [])
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Every name that it sets has a value from the start."""
+        taken = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+        for inner in ast.walk(node):
+            if isinstance(inner, (ast.Global, ast.Nonlocal)):
+                taken.update(inner.names)
+        names = [n for n in set_names(node.body) if n not in taken]
+        self.generic_visit(node)
+        node.body[:0] = [_written(f"{n} = {STAGE}.undefined({n!r})", node) for n in names]
+        return node
 
     def block(
         self, name: str, given: list[str], body: list[ast.stmt], names: list[str], near: ast.stmt
-    ) -> ast.FunctionDef:
+    ) -> Any:
         """A function of the body: (given, names) -> names."""
-        back = ast.Return(self.values(names)[0])
-        arguments = _arguments([ast.arg(n) for n in (*given, *names)])
-        new = ast.FunctionDef(name, arguments, [*body, back], [], None)
-        _at(back, near)
-        return ast.copy_location(new, near)
+        arguments = ", ".join([*given, *names])
+        made = _written(f"def {name}({arguments}): return {_tuple(names)}", near)
+        made.body[:0] = body
+        return made
 
-    def finish(self, names: list[str], value: ast.Call, near: ast.stmt) -> ast.stmt:
-        """names = value."""
-        last: ast.stmt
-        if names:
-            into = ast.Tuple([ast.Name(n, ast.Store()) for n in names], ast.Store())
-            last = ast.Assign([into], value)
-        else:
-            last = ast.Expr(value)
-        return _at(last, near)
-
-    def values(self, names: list[str]) -> list[ast.expr]:
-        given: ast.expr = ast.Tuple([ast.Name(n, ast.Load()) for n in names], ast.Load())
-        labels: ast.expr = ast.Tuple([ast.Constant(n) for n in names], ast.Load())
-        return [given, labels]
+    def result(self, names: list[str], text: str, first: ast.expr, near: ast.stmt) -> ast.stmt:
+        """names = an operation of tracing, with what they hold now and what they are called."""
+        made = _written(f"{_tuple(names)} = None", near)
+        made.value = _called(text.format(f"{_tuple(names)}, {tuple(names)}"), first, near)
+        return made
 
     def visit_For(self, node: ast.For) -> Any:
-        names = set_names(node.body)
-        targets = set_names([ast.copy_location(ast.Assign([node.target], node.iter), node)])
-        escapes = _escapes(node.body, loop=False)
-        body = self.statements(node.body)
+        escapes = _escapes(node.body)
+        targets = set_names([node.target])
+        names = [n for n in set_names(node.body) if n not in targets]
+        self.generic_visit(node)
         if escapes or node.orelse:
-            node.body = body
-            node.iter = _at(self.call("plain_range", [node.iter]), node)
-            node.orelse = self.statements(node.orelse)
+            node.iter = _called("plain_range()", node.iter, node)
             return node
-        names = [n for n in names if n not in targets]
         self.count += 1
         name, item = f"__tilegrad_loop{self.count}", f"__tilegrad_item{self.count}"
-        first = _at(ast.Assign([node.target], ast.Name(item, ast.Load())), node)
-        made = self.block(name, [item], [first, *body], names, node)
+        first = _written(f"_ = {item}", node)
+        first.targets = [node.target]
+        made = self.block(name, [item], [first, *node.body], names, node)
         known = isinstance(node.target, ast.Name) and node.target.id.strip("_")
-        index = ast.Constant(known or "i")  # what Tile IR calls it
-        given = [node.iter, ast.Name(name, ast.Load()), *self.values(names), index]
-        value = self.call("loop", given)
-        return [made, self.finish(names, value, node)]
+        call = f"loop({name}, {{}}, {known or 'i'!r})"  # the index is what Tile IR calls it
+        return [made, self.result(names, call, node.iter, node)]
 
     def visit_If(self, node: ast.If) -> Any:
+        escapes = _escapes([*node.body, *node.orelse])
         names = set_names([*node.body, *node.orelse])
-        escapes = _escapes([*node.body, *node.orelse], loop=False)
-        body = self.statements(node.body)
-        other = self.statements(node.orelse)
+        self.generic_visit(node)
         if escapes:
-            node.body, node.orelse = body, other
-            node.test = _at(self.call("plain_test", [node.test]), node)
+            node.test = _called("plain_test()", node.test, node)
             return node
         self.count += 1
-        parts = []
-        for word, part in (("then", body), ("otherwise", other)):
-            parts.append(self.block(f"__tilegrad_{word}{self.count}", [], part, names, node))
-        given = [node.test, *[ast.Name(p.name, ast.Load()) for p in parts], *self.values(names)]
-        return [*parts, self.finish(names, self.call("branch", given), node)]
+        then, otherwise = (f"__tilegrad_{w}{self.count}" for w in ("then", "otherwise"))
+        return [
+            self.block(then, [], node.body, names, node),
+            self.block(otherwise, [], node.orelse, names, node),
+            self.result(names, f"branch({then}, {otherwise}, {{}})", node.test, node),
+        ]
 
     def visit_While(self, node: ast.While) -> Any:
-        node.test = _at(self.call("plain_test", [node.test]), node)
-        node.body = self.statements(node.body)
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        node.body = self.started(node)
-        return node
-
-    def visit_With(self, node: ast.With) -> Any:
-        node.body = self.statements(node.body)
+        self.generic_visit(node)
+        node.test = _called("plain_test()", node.test, node)
         return node
 
 

@@ -376,6 +376,7 @@ class Window(Operators):
         """The index of the axes before those of the box."""
         return self.index[: len(self.index) - len(self.shape)]
 
+    @property
     def edges(self) -> Edges:
         """Where the box leaves the Memory, unless it provably does not."""
         if current().trusts:
