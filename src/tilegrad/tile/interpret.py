@@ -33,8 +33,8 @@ from ..ir.types import Shape, Tile
 from . import numeric, row
 from .build import Body
 from .check import PLACED_OPS
-from .concurrent import Frame, Judge, Machine, Steps, come
-from .happening import event
+from .concurrent import Frame, Judge, Machine, Steps
+from .happening import come
 from .ordering import scalar
 from .row import TileOp, Touch, compute, effects_of, memory_of, touch_of
 
@@ -256,7 +256,7 @@ class Interpreter:
     def act(self, frame: Frame, node: Node) -> Steps:
         """A Node with effects: judged, then done."""
         order, role, values = self.machine.order, frame.role, frame.values
-        if order is not None and role is not None and effects_of(node):
+        if order is not None and role is not None:
             yield from come(order, role, node, values)
         special = SPECIAL.get(node.op.name)
         found = special(self, frame, node) if special else self.usual(frame, node)
@@ -351,24 +351,18 @@ class Interpreter:
 # ---- values that a run gives ---------------------------------------------------------------------
 
 
-def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
-    data = poison(node.attrs["shape"], node.attrs["dtype"])
-    type_ = memory_of(node)
-    storage = Storage(f"{type_.scope}#{node.serial}", node, data, self.symbols)
-    if self.machine.order is not None and frame.role is not None:
-        event(self.machine.order, frame.role, node, frame.values)
-    return storage
-
-
 VALUES: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "program": lambda i, f, n: np.asarray(i.program[n.attrs["axis"]], np.int64),
     "symbol": lambda i, f, n: np.asarray(evaluate(n.attrs["value"], i.symbols), np.int64),
     "cluster_rank": lambda i, f, n: np.asarray(i.rank, np.int64),
-    "allocate": _place,
-    "register_tile": _place,
 }
 
-# ---- ops whose elements depend on each other, or on data -----------------------------------------
+# ---- places, and ops whose elements depend on each other or on data ------------------------------
+
+
+def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
+    data = poison(node.attrs["shape"], node.attrs["dtype"])
+    return Storage(f"{memory_of(node).scope}#{node.serial}", node, data, self.symbols)
 
 
 def _into(self: Interpreter, frame: Frame, node: Node) -> Located:
@@ -437,6 +431,8 @@ def _hole(self: Interpreter, frame: Frame, node: Node) -> None:
 
 
 SPECIAL: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
+    "allocate": _place,
+    "register_tile": _place,
     "scatter": _scatter,
     "atomic_add": _atomic_add,
     "sort": _sort,

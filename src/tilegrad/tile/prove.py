@@ -46,7 +46,8 @@ from ..ir.symbol import high, low
 from .budget import check_banks, check_budget
 from .build import Body
 from .check import PLACED_OPS, Finding, Findings, finding, walk
-from .concurrent import DeadlockError, Frame, Machine, Steps, come
+from .concurrent import DeadlockError, Frame, Machine, Steps
+from .happening import come
 from .ordering import Order
 from .row import Touch, effects_of, is_place, touches_of
 from .scalars import deciding
