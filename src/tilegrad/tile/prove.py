@@ -232,7 +232,7 @@ def check_dependent(skeleton: Skeleton) -> Findings:
 def early(skeleton: Skeleton) -> Findings:
     """Accesses that only some programs come to, before the wait and before anything that another
     role could tell of it with."""
-    body, found = skeleton.body, []
+    body, found = skeleton.body, list[Finding]()
     parts = [("the program", body.block)]
     parts += [(str(r.attrs["name"]), r.blocks[0]) for r in body.block.find("role")]
     for who, block in parts:
