@@ -70,12 +70,14 @@ class Judge(Order):
         """Whether a role has itself waited for the launches before."""
         return role.waited
 
-    def chosen(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
+    def chosen(
+        self, place: Place, node: Node, touch: Touch, values: Mapping[Node, Any]
+    ) -> Region | None:
         """The elements that are touched."""
         storage = values[touch.memory]
         if storage.type.strides is not None or not touch.memory.shape:
-            return super().chosen(place, touch, values)
-        offset, mask = storage.elements(touch, values)
+            return super().chosen(place, node, touch, values)
+        offset, mask = storage.elements(touch, values, node)
         return place.chosen(offset.reshape(-1) if mask is None else offset[mask])
 
 

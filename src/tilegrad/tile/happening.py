@@ -70,16 +70,14 @@ def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Known) -
 def _meet(order: Order, role: Role, node: Node, meet: row.Meet, values: Any) -> Iterator[Waiting]:
     round_ = order.rounds[role.rank, meet.number]
     over, threads, came = len(round_.over), meet.threads, round_.arrived + 32 * role.warps
-    if role.clock[round_.agent] < over:
-        text = f"{role.name} arrives at {round_.name} without knowing that the round before is over"
-        order.report("phase", f"{text}: it may count for the wrong one", node, round_.node)
     if round_.arrived and threads != round_.count:
         text = f"{round_.name} is used with {round_.count} and with {threads} threads"
         order.report("arrivals", text, node, round_.node)
     if came > threads:
         order.report("arrivals", f"{round_.name}: {came} of {threads} threads came", node)
-    round_.node, round_.count = node, max(threads, came)
-    round_.come(role.clock, 32 * role.warps, 0, 0)
+    round_.count = max(threads, came)
+    order.come(role, round_, node, 32 * role.warps, 0, 0)
+    round_.node = node
     if meet.waits:
         if len(round_.over) == over:
             yield Waiting(role, node, round_, over)

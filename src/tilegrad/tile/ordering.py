@@ -243,7 +243,7 @@ class Order:
             return None
         place = self.place(rank, memory)
         if touch.some or touch.pages is not None:
-            return self.chosen(place, touch, values)
+            return self.chosen(place, node, touch, values)
         index = tuple([scalar(s, values) for s in touch.index])
         if own and touch.mask is None and place.leaves(index, touch.shape, touch.axes):
             text = f"{node.op.name} at {list(index)} leaves {place_name(memory)}"
@@ -251,7 +251,7 @@ class Order:
             return None
         return place.boxed(index, touch.shape, touch.axes)
 
-    def chosen(self, place: Place, touch: Touch, values: Known) -> Region | None:
+    def chosen(self, place: Place, node: Node, touch: Touch, values: Known) -> Region | None:
         """The box of elements that data chooses: any of a place, and any page; nobody minds which
         others of a parameter."""
         known = is_place(touch.memory) or touch.pages is not None
@@ -393,13 +393,14 @@ class Order:
         if role.clock[bar.agent] < len(bar.over):
             what = f"{'copies' if landed else 'arrives'} on {bar.name} in phase {len(bar.over)}"
             text = f"{role.name} {what} without knowing that the phase before is over"
-            self.report("phase", f"{text}: it may count for the wrong one", node)
+            self.report("phase", f"{text}: it may count for the wrong one", node, bar.node)
         clock = list(role.clock) if tells else [0] * len(role.clock)
 
         def count() -> None:
             before, bytes_ = len(bar.over), bar.expected + bar.landed + expected + landed
             bar.come(clock, arrivals, expected, landed)
-            if len(bar.over) > before and not bytes_:  # it ended it, if it knew of all others
+            if len(bar.over) > before and arrivals == 1 and not bytes_:
+                # one thread ended it, if it knew of all others
                 others = [a <= b for a, b in zip(bar.over[-1], role.clock)]
                 others[bar.agent] = True
                 if all(others):
