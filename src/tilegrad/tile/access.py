@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,22 +37,15 @@ def join(into: Clock, other: Clock) -> None:
     into[:] = map(max, into, other)
 
 
-class Touch(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Touched:
     """One access: who, when by its own count, and by which op."""
 
     agent: int
     epoch: int
     node: Node
-
-
-@dataclass(slots=True, eq=False)
-class Plain:
-    """A plain store that asynchronous ops read: who, when, the fence after it."""
-
-    agent: int
-    epoch: int
-    node: Node
-    fence: int | None = None
+    plain: bool = False  # a store that asynchronous ops may not see
+    fence: int | None = None  # when its role fenced it, so that they do
 
 
 class Region:
@@ -62,11 +55,9 @@ class Region:
         self.place, self.box = place, box
         self.elements = elements  # of the box, by their number in the place; None: all
         self.neighbours: list[Region] = []
-        self.write: Touch | None = None
-        self.reads: dict[int, Touch] = {}
-        self.plain: Plain | None = None
-        self.written = False  # by anyone, whole
-        self.ready = False  # found to be initialised
+        self.write: Touched | None = None
+        self.reads: dict[int, Touched] = {}
+        self.written = False  # whole, by anyone
 
     def __str__(self) -> str:
         place = self.place
@@ -97,19 +88,14 @@ class Place:
         key = ("box", index, shape, axes)
         found = self.regions.get(key)
         if found is None:
-            length = dict(zip(axes, shape))
-            spans = [(i, i + length.get(axis, 1)) for axis, i in enumerate(index)]
-            box = tuple([(max(0, a), min(s, b)) for (a, b), s in zip(spans, self.shape)])
-            found = self._new(key, box)
+            spans = zip(_spans(index, shape, axes), self.shape)
+            found = self._new(key, tuple([(max(0, a), min(s, b)) for (a, b), s in spans]))
         return found
 
     def leaves(self, index: Shape, shape: Shape, axes: Shape) -> bool:
         """Whether a box at an index is not wholly inside."""
-        length = dict(zip(axes, shape))
-        return any(
-            not 0 <= i <= size - length.get(axis, 1)
-            for axis, (i, size) in enumerate(zip(index, self.shape))
-        )
+        spans = _spans(index, shape, axes)
+        return any(a < 0 or b > size for (a, b), size in zip(spans, self.shape))
 
     def chosen(self, elements: Elements) -> Region | None:
         """Some elements, by their number in the place."""
@@ -151,7 +137,7 @@ class Place:
         """Allocated again: nothing is initialised."""
         self.mask = None
         for region in self.regions.values():
-            region.written = region.ready = False
+            region.written = False
 
     def fill(self, region: Region) -> None:
         """Remember that a box was written."""
@@ -162,18 +148,23 @@ class Place:
 
     def initialised(self, region: Region) -> bool:
         """Whether all of a box was written."""
-        if not region.ready and not region.written and region.neighbours:
+        if not region.written and region.neighbours:
             if self.mask is None:
                 self.mask = np.zeros(self.shape, np.bool_)
                 for other in self.regions.values():
                     if other.written:
                         self.mask[_slices(other.box)] = True
-            region.ready = bool(self.mask[_slices(region.box)].all())
-        return region.ready or region.written
+            region.written = bool(self.mask[_slices(region.box)].all())
+        return region.written
 
     def touched(self) -> bool:
         """Whether any box was written."""
         return any(r.written for r in self.regions.values())
+
+
+def _spans(index: Shape, shape: Shape, axes: Shape) -> Box:
+    length = dict(zip(axes, shape))
+    return tuple([(i, i + length.get(axis, 1)) for axis, i in enumerate(index)])
 
 
 def _slices(box: Box) -> tuple[slice, ...]:
@@ -214,6 +205,8 @@ class Bar:
             self.coming, self.arrived, self.expected, self.landed = None, 0, 0, 0
 
     def __str__(self) -> str:
+        if self.node is not None:
+            return f"{self.name} ({self.arrived} of {self.count} threads came)"
         text = f"{self.name} (phase {len(self.over)}: {self.arrived} of {self.count} arrivals"
         if self.expected or self.landed:
             text += f", {self.expected} bytes expected and {self.landed} copied"

@@ -12,7 +12,7 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.dtype import DType, promote, promote_scalar
 from ..core.errors import ShapeError
-from ..ir.symbol import Size, combine, minimum
+from ..ir.symbol import Size, minimum
 from ..ir.types import Shape
 from . import numeric
 from .value import (
@@ -134,7 +134,7 @@ def _linear(name: str, values: Sequence[Any]) -> Size | None:
     if not (isinstance(a, TileValue) and a.linear is not None and isinstance(b, (int, Index))):
         return None
     step = b.size if isinstance(b, Index) else int(b)
-    return combine(a.linear, step, 1 if name == "add" else -1)
+    return a.linear + step if name == "add" else a.linear - step
 
 
 ABOVE["elementwise"] = elementwise

@@ -18,6 +18,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, high, low
 from .build import Body
 from .row import constant_of
+from .scalars import ARITHMETIC
 from .scope import TABLES
 
 Range = tuple[int, int]
@@ -25,10 +26,11 @@ WIDE: Range = (-(1 << 63), (1 << 63) - 1)
 INT32: Range = (-(1 << 31), (1 << 31) - 1)
 
 
-SAME = ("broadcast", "reshape", "transpose", "extract", "part")
+SAME = ("broadcast", "reshape", "transpose", "extract", "part", "stack", "stack_rows")
 EXTREMES = ("max", "min")
-
-
+# Ops whose extremes stand at the ends of their operands, and those that keep what divides both.
+MONOTONE = ("add", "subtract", "multiply", "minimum", "maximum")
+LINEAR = ("add", "subtract", "minimum", "maximum", "remainder", "unsigned_remainder")
 GUESSES = 3  # at what a loop carries
 
 
@@ -98,25 +100,18 @@ class Bounds:
 
     def _visit(self, node: Node) -> None:
         self.ranges[node] = node_range(node, self.ranges, self.grid)
-        self.divisors[node] = self._divide(node, node.op.name)
+        self.divisors[node] = self._divide(node)
 
-    def _divide(self, node: Node, name: str) -> int:
-        given = [self.divisor(i) for i in node.inputs]
+    def _divide(self, node: Node) -> int:
+        name, chosen = node.op.name, chosen_from(node)
         if name == "constant":
             return abs(int(node.attrs["value"]))
         if name == "symbol":
             return divisor_of(node.attrs["value"])
-        if name in ("add", "subtract", "minimum", "maximum"):
-            return math.gcd(*given)
+        given = [self.divisor(i) for i in chosen or node.inputs]
         if name == "multiply":
-            return given[0] * given[1]
-        if name in (*SAME, "cast"):
-            return given[0]
-        if name == "where":
-            return math.gcd(given[1], given[2])
-        if name in ("remainder", "unsigned_remainder"):
-            return math.gcd(given[0], given[1])
-        return 1
+            return math.prod(given)
+        return math.gcd(*given) if chosen or name in LINEAR else 1
 
 
 def divisor_of(size: Size) -> int:
@@ -134,36 +129,43 @@ def divisor_of(size: Size) -> int:
 
 
 def of_dtype(node: Node) -> Range:
-    """What an integer of a dtype can be."""
+    """What an integer (or a bool) of a dtype can be."""
     return int(node.dtype.lowest), int(node.dtype.highest)
+
+
+def chosen_from(node: Node) -> Sequence[Node]:
+    """The values of which every element of a Node is an element; none where it is computed."""
+    name, inputs = node.op.name, node.inputs
+    if name == "where":
+        return inputs[1:]
+    if name == "cast":
+        return () if inputs[0].dtype.is_float else inputs
+    if name == "get":
+        source, number = inputs[0], node.attrs["index"]
+        given = [b.results[number] for b in source.blocks]
+        if source.op.name == "loop":
+            given.append(source.blocks[0].arguments[1 + number])
+        return given
+    return inputs if name in SAME or node.attrs.get("kind") in EXTREMES else ()
 
 
 def node_range(node: Node, known: Mapping[Node, Range], grid: Sequence[Size]) -> Range:
     """The least and the most that elements of an integer tile can be, by what is known of its
     inputs."""
-    name, ranges = node.op.name, [known.get(i, WIDE) for i in node.inputs]
-    source = node.inputs[0] if node.inputs else node
-    found = range_of(name, ranges) if node.inputs else leaf_range(node, grid)
-    if name == "where":
-        found = hull(*ranges[1:])
-    if name in SAME or (name in ("reduce", "cumulative") and node.attrs["kind"] in EXTREMES):
-        found = ranges[0]
-    if name in ("reduce", "cumulative") and node.attrs["kind"] == "sum":
-        least, most = ranges[0]
-        count = source.shape[node.attrs["axis"]]
+
+    def of(value: Node) -> Range:
+        return known.get(value) or (WIDE if value.dtype.is_float else of_dtype(value))
+
+    chosen = chosen_from(node)
+    if chosen:
+        found: Range | None = hull(*map(of, chosen))
+    elif node.attrs.get("kind") == "sum":
+        (least, most), count = of(node.inputs[0]), node.inputs[0].shape[node.attrs["axis"]]
         found = (min(least, count * least), max(most, count * most))
-    if name == "get":
-        number = node.attrs["index"]
-        given = [b.results[number] for b in source.blocks]
-        if source.op.name == "loop":
-            given.append(source.blocks[0].arguments[1 + number])
-        found = hull(*[known.get(value, WIDE) for value in given])
-    if name in ("stack", "stack_rows"):
-        found = hull(*ranges)
-    if name == "cast" and source.dtype.is_integer:
-        found = known.get(source, of_dtype(source))
-    if name == "cast" and source.dtype.kind == "bool":
-        found = (0, 1)
+    elif len(node.inputs) == 2:
+        found = range_of(node.op.name, *map(of, node.inputs))
+    else:
+        found = leaf_range(node, grid)
     limit = of_dtype(node)
     if found is None or found[0] < limit[0] or found[1] > limit[1]:
         return limit
@@ -186,31 +188,20 @@ def leaf_range(node: Node, grid: Sequence[Size]) -> Range | None:
     return None
 
 
-def range_of(name: str, r: Sequence[Range]) -> Range | None:
+def range_of(name: str, a: Range, b: Range) -> Range | None:
     """The range of an elementwise op from those of its operands."""
-    if name == "add":
-        return (r[0][0] + r[1][0], r[0][1] + r[1][1])
-    if name == "subtract":
-        return (r[0][0] - r[1][1], r[0][1] - r[1][0])
-    if name == "multiply":
-        corners = [a * b for a in r[0] for b in r[1]]
+    natural, divides = a[0] >= 0 and b[0] >= 0, b[0] > 0
+    if (
+        name in MONOTONE
+        or (name == "floor_divide" and divides)
+        or (name == "unsigned_divide" and natural and divides)
+        or (name == "shift_right" and natural)
+    ):
+        corners = [ARITHMETIC[name](x, y) for x in a for y in b]
         return (min(corners), max(corners))
-    if name in ("minimum", "maximum"):
-        pick = min if name == "minimum" else max
-        return (pick(r[0][0], r[1][0]), pick(r[0][1], r[1][1]))
-    if name == "floor_divide" and r[1][0] > 0:
-        corners = [a // b for a in r[0] for b in r[1]]
-        return (min(corners), max(corners))
-    positive = len(r) == 2 and r[0][0] >= 0 and r[1][0] > 0
-    if positive and name == "unsigned_divide":
-        return (r[0][0] // r[1][1], r[0][1] // r[1][0])
-    if positive and name in ("remainder", "unsigned_remainder"):
-        return (0, min(r[0][1], r[1][1] - 1))
-    if name == "bit_and" and len(r) == 2 and r[0][0] >= 0 and r[1][0] >= 0:
-        return (0, min(r[0][1], r[1][1]))
-    if name == "shift_right" and r[0][0] >= 0 and r[1][0] >= 0:
-        return (0, r[0][1] >> min(63, r[1][0]))
-    return None
+    if name in ("remainder", "unsigned_remainder") and natural and divides:
+        return (0, min(a[1], b[1] - 1))
+    return (0, min(a[1], b[1])) if name == "bit_and" and natural else None
 
 
 # ---- sizes of values ----------------------------------------------------------------------------
@@ -218,7 +209,7 @@ def range_of(name: str, r: Sequence[Range]) -> Range | None:
 
 DEPTH = 12  # ops that are looked through
 UNIT = ("sin", "cos", "tanh", "erf", "sign")
-EITHER = ("where", "maximum", "minimum")
+LIKE = ("negative", "absolute", "maximum", "minimum")  # no larger in size than their operands
 
 
 def near_angle(node: Node) -> bool:
@@ -237,12 +228,10 @@ def most(node: Node, depth: int = DEPTH) -> float:
         return math.inf if math.isnan(value) else value
     if depth == 0:
         return math.inf
-    if name in (*SAME, "negative", "absolute"):
-        return most(inputs[0], depth - 1)
     if name in UNIT:
         return 1.0
-    if name in EITHER:
-        return max(most(i, depth - 1) for i in inputs[-2:])
+    if name != "cast" and (given := inputs if name in LIKE else chosen_from(node)):
+        return max(most(i, depth - 1) for i in given)
     if node.dtype.is_integer:
         return _most_integer(node, depth)
     if name == "cast":

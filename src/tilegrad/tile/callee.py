@@ -62,6 +62,7 @@ class KernelCallee(Callee):
     ('state', argument)."""
 
     text_name = "kernel"
+    name = ""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class KernelCallee(Callee):
         source: Source | None = None,
         source_key: str = "",
     ) -> None:
-        self._name, self.launches, self.source = name, launches, source
+        self.name, self.launches, self.source = name, launches, source
         self.vjp, self.jvp, self.tag = vjp, jvp, tag
         self.source_key = source_key if source is None else source.key
 
@@ -106,11 +107,6 @@ class KernelCallee(Callee):
     def key(self) -> str:
         """The content, and which derivative comes with it in this process."""
         return f"{self.content}{self.tag}"
-
-    @property
-    def name(self) -> str:
-        """The kernel's name."""
-        return self._name
 
     def launches_for(self, target: Target) -> Launches:
         """The Bodies that a Target launches."""

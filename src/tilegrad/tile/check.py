@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 from ..core.errors import InternalError, Location
@@ -23,9 +24,8 @@ from ..core.target import Target
 from ..ir.block import Block, argument_op
 from ..ir.node import Node
 from ..ir.symbol import high
-from ..ir.text import print_node
 from ..ir.types import Memory, Tile
-from ..ir.verify import verify
+from ..ir.verify import Rule, verify
 from . import ops, placed
 from .build import Body
 from .row import TileOp, is_place, memory_of, read_by, touches_of, written_by
@@ -43,14 +43,12 @@ def verify_body(
     """Check a Body at a level; `where` names the pass that made it."""
     if level not in LEVELS:
         raise InternalError(where, f"there is no level {level!r}, only {LEVELS}")
-    verify(body.block, ops.tile, (memory_rule, control_rule), where=where)
-    check = _Check(body, level, target, where)
-    check.parameters()
-    for node in body.block.all_nodes():
-        check.node(node)
-    check.budget()
+    rules: list[Rule] = [memory_rule, control_rule, partial(machine_rule, level, target)]
     if level == "portable":
-        check.results()
+        rules.append(result_rule())
+    verify(body.block, ops.tile, rules, where=where)
+    for fault in faults(body, target):
+        raise InternalError(where, f"{body.name}: {fault}")
 
 
 def walk(block: Block, enclosing: tuple[Node, ...] = ()) -> Iterator[tuple[Node, tuple[Node, ...]]]:
@@ -66,7 +64,7 @@ def written_parameters(body: Body) -> set[Node]:
     return {m for n in body.block.all_nodes() for m in written_by(n) if not is_place(m)}
 
 
-# ---- rules of one Node (for ir.verify) --------------------------------------------------------
+# ---- rules of Nodes (for ir.verify), and of the whole Body --------------------------------------
 
 
 def memory_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
@@ -112,69 +110,62 @@ def control_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
     return None
 
 
-# ---- rules of the whole Body --------------------------------------------------------------------
+def machine_rule(
+    level: str, target: Target | None, node: Node, enclosing: tuple[Node, ...]
+) -> str | None:
+    """The ops of the level, Scopes, units, and constants that nobody writes."""
+    name, unit = node.op.name, node.attrs.get("unit")
+    if level == "portable" and name in PLACED_OPS:
+        return f"{name} belongs to the placed level"
+    if any(m.type.use == "constant" for m in written_by(node)):  # type: ignore[union-attr]
+        return "it stores to a constant"
+    if target is None:
+        return None
+    if unit is not None and unit not in {u.name for u in target.matrix}:
+        return f"{target.name} has no matrix unit {unit!r}"
+    return unknown_scope(memory_of(node), target) if is_place(node) else None
 
 
-@dataclass
-class _Check:
-    body: Body
-    level: str
-    target: Target | None
-    where: str
+def result_rule() -> Rule:
+    """A result is not read before it is written (in program order)."""
+    written: set[Node] = set()
 
-    def fail(self, message: str, node: Node | None = None) -> InternalError:
-        shown = "" if node is None else f"\n    {print_node(node)}\n  "
-        return InternalError(self.where, f"{self.body.name}: {message}{shown}")
+    def rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
+        read = set() if node.op is placed.atomic_add else read_by(node)  # added to what it is
+        for memory in read - written:
+            if memory.op is argument_op and memory.type.use == "result":  # type: ignore[union-attr]
+                return "it reads a result that nothing has written yet"
+        written.update(written_by(node))
+        return None
 
-    def parameters(self) -> None:
-        """Parameters are global Memories with a known mark."""
-        for parameter in self.body.parameters:
-            type_ = parameter.type
-            if not isinstance(type_, Memory):
-                raise self.fail(f"the parameter {parameter.attrs['name']} is {type_}, no Memory")
-            if type_.use not in USES:
-                raise self.fail(f"{parameter.attrs['name']} is marked {type_.use!r}, not of {USES}")
-            self.scope(type_.scope, parameter)
+    return rule
 
-    def scope(self, scope: str, node: Node) -> None:
-        if self.target is not None and scope not in self.target.memories:
-            names = ", ".join(self.target.memories)
-            raise self.fail(f"{self.target.name} has no Scope {scope!r}, only {names}", node)
 
-    def node(self, node: Node) -> None:
-        """The ops of the level, Scopes, units, and constants that nobody writes."""
-        name = node.op.name
-        if self.level == "portable" and name in PLACED_OPS:
-            raise self.fail(f"{name} belongs to the placed level", node)
-        if is_place(node):
-            self.scope(memory_of(node).scope, node)
-        if any(m.type.use == "constant" for m in written_by(node)):  # type: ignore[union-attr]
-            raise self.fail("it stores to a constant", node)
-        unit = node.attrs.get("unit")
-        if unit is not None and self.target is not None:
-            if unit not in {u.name for u in self.target.matrix}:
-                raise self.fail(f"{self.target.name} has no matrix unit {unit!r}", node)
+def unknown_scope(type_: Memory, target: Target | None) -> str | None:
+    """What is wrong with the Scope of a Memory."""
+    if target is None or type_.scope in target.memories:
+        return None
+    return f"{target.name} has no Scope {type_.scope!r}, only {', '.join(target.memories)}"
 
-    def budget(self) -> None:
-        """Places fit into their Scopes; a cache (which is only prefetched into) has no limit, and
-        registers are a role's own."""
-        taken, spaces = Counter[str](), self.target.memories if self.target is not None else {}
-        for node in self.body.block.find("allocate"):
-            taken[memory_of(node).scope] += place_bytes(node)
-        for scope, space in spaces.items():
-            size = taken[scope]
-            if scope != "register" and space.copies != ("prefetch",) and size > space.bytes:
-                raise self.fail(f"places take {size} bytes of {scope}, which has {space.bytes}")
 
-    def results(self) -> None:
-        """A result is not read before it is written (in program order)."""
-        written: set[Node] = set()
-        for node in self.body.block.all_nodes():
-            read = set() if node.op is placed.atomic_add else read_by(node)  # added to what it is
-            for memory in read - written:
-                if memory.op is argument_op and memory.type.use == "result":  # type: ignore[union-attr]
-                    raise self.fail("it reads a result that nothing has written yet", node)
-            written |= written_by(node)
+def faults(body: Body, target: Target | None) -> Iterator[str]:
+    """Parameters are global Memories with a known mark. Places fit into their Scopes; a cache
+    (which is only prefetched into) has no limit, and registers are a role's own."""
+    for parameter in body.parameters:
+        name, type_ = parameter.attrs["name"], parameter.type
+        if not isinstance(type_, Memory):
+            yield f"the parameter {name} is {type_}, no Memory"
+        elif type_.use not in USES:
+            yield f"{name} is marked {type_.use!r}, not of {USES}"
+        elif wrong := unknown_scope(type_, target):
+            yield f"{name}: {wrong}"
+    taken = Counter[str]()
+    for node in body.block.find("allocate"):
+        taken[memory_of(node).scope] += place_bytes(node)
+    for scope, space in target.memories.items() if target is not None else ():
+        size = taken[scope]
+        if scope != "register" and space.copies != ("prefetch",) and size > space.bytes:
+            yield f"places take {size} bytes of {scope}, which has {space.bytes}"
 
 
 # ---- Findings -----------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from ..ir.node import Node
 from .access import Place, Region
 from .build import Body
 from .check import Finding
-from .happening import event
-from .ordering import Order, Role
+from .ordering import Order, Role, Waiting
 from .row import Touch
 
 Steps = Generator["Waiting | list[Node] | None", None, Any]
@@ -51,34 +50,11 @@ class DeadlockError(InternalError):
         super().__init__("tile.interpret", "deadlock: " + "; ".join(map(str, waits)))
 
 
-class Waiting(NamedTuple):
-    """Who waits, at which Node, with which scalars."""
-
-    order: Order
-    role: Role
-    node: Node
-    values: Mapping[Node, Any]
-
-    def ready(self) -> bool:
-        """Whether the role can go on."""
-        return self.order.ready(self.role, self.node, self.values)
-
-    def __str__(self) -> str:
-        return self.order.awaited(self.role, self.node, self.values)
-
-
 class Frame(NamedTuple):
     """Values of a program or of one of its roles."""
 
     role: Role | None
     values: dict[Node, Any]
-
-
-def come(order: Order, role: Role, node: Node, values: Mapping[Node, Any]) -> Steps:
-    """A role comes to a Node with effects, and waits until it can go on."""
-    role.clock[role.number] += 1
-    while not event(order, role, node, values):
-        yield Waiting(order, role, node, values)
 
 
 class Judge(Order):
@@ -94,12 +70,14 @@ class Judge(Order):
         """Whether a role has itself waited for the launches before."""
         return role.waited
 
-    def chosen(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
+    def chosen(
+        self, place: Place, node: Node, touch: Touch, values: Mapping[Node, Any]
+    ) -> Region | None:
         """The elements that are touched."""
         storage = values[touch.memory]
         if storage.type.strides is not None or not touch.memory.shape:
-            return super().chosen(place, touch, values)
-        offset, mask = storage.elements(touch, values)
+            return super().chosen(place, node, touch, values)
+        offset, mask = storage.elements(touch, values, node)
         return place.chosen(offset.reshape(-1) if mask is None else offset[mask])
 
 
@@ -113,10 +91,6 @@ class Task:
     roles: Sequence[Node] = ()  # that a program has come to
     done: bool = False
 
-    def can_go(self) -> bool:
-        """Whether the next step would not wait."""
-        return not self.done and (self.waiting is None or self.waiting.ready())
-
     def step(self) -> None:
         """Run to the next effect."""
         try:
@@ -125,11 +99,6 @@ class Task:
             self.roles = found if isinstance(found, list) else ()
         except StopIteration:
             self.done = True
-
-
-def deadlock(tasks: list[Task]) -> DeadlockError:
-    """The error that names every task and what it waits for."""
-    return DeadlockError([t.waiting for t in tasks if t.waiting is not None and not t.done])
 
 
 class Machine:
@@ -155,55 +124,42 @@ class Machine:
         self.programs = programs
         mains = [Task(p, p.block(p.frame, p.body.block)) for p in programs]
         while not all(task.done for task in mains):
-            self.run_outside(mains)
+            self.schedule(mains)
             self.run_roles([t for t in mains if t.roles])
         self.finish()
         if self.order is not None:
             self.order.end()
-
-    def run_outside(self, mains: list[Task]) -> None:
-        """Run programs to their next roles, or their ends."""
-        while True:
-            going = [t for t in mains if not t.done and not t.roles]
-            ready = [t for t in going if t.can_go()]
-            if not going:
-                return
-            if ready:
-                ready[0].step()
-            elif self.queues:
-                self.complete(next(iter(self.queues)))
-            else:
-                raise deadlock(going)
 
     def run_roles(self, met: list[Task]) -> None:
         """Run the roles that programs have come to at the same time until all have ended."""
         if not met:
             return
         assert self.order is not None
-        begun = [(task.program, node) for task in met for node in task.roles]
-        roles = self.order.fork([(task.program.rank, task.roles) for task in met])
-        tasks = []
-        for (program, node), role in zip(begun, roles):
-            inner = Frame(role, dict(program.frame.values))
-            tasks.append(Task(program, program.block(inner, node.blocks[0])))
+        self.order.begin([task.program.rank for task in met])
+        roles, tasks = [], []
         for task in met:
+            program = task.program
+            for node in task.roles:
+                role = self.order.fork(program.rank, node)
+                inner = Frame(role, dict(program.frame.values))
+                roles.append(role)
+                tasks.append(Task(program, program.block(inner, node.blocks[0])))
             task.roles = ()
         self.schedule(tasks)
         for role in roles:
-            self.order.settled(role)
-            self.order.joined(role)
+            self.order.ended(role)
         self.finish()
 
     def schedule(self, tasks: list[Task]) -> None:
-        """Give turns until all tasks are done."""
+        """Give turns until all tasks are done, or have come to roles."""
         turn = 0
         weights = np.ones(len(tasks))
         if self.random is not None:  # some roles hardly get a turn
             weights = self.random.choice([1.0, 0.03], len(tasks))
-        while any(not t.done for t in tasks):
-            ready = [t for t in tasks if t.can_go()]
+        while going := [t for t in tasks if not t.done and not t.roles]:
+            ready = [t for t in going if t.waiting is None or t.waiting.ready()]
             if not ready and not self.queues:
-                raise deadlock(tasks)
+                raise DeadlockError([t.waiting for t in going if t.waiting is not None])
             if self.random is None:
                 if ready:
                     ready[turn % len(ready)].step()

@@ -1,29 +1,30 @@
 """What each Effect does to an Order: the one place that says how ops order each other.
 
-`event` is told of every Node that a role comes to, by the checks before launch and by the
+`come` is told of every Node that a role comes to, by the checks before launch and by the
 interpreter. Invariant: DO has one row per kind of Effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..ir.node import Node
 from . import row
-from .access import Bar, join
-from .ordering import Known, Order, Role, scalar
+from .access import Touched, join
+from .ordering import Known, Order, Role, Waiting, scalar
 from .row import Touch, effects_of, is_place
 
 
-def event(order: Order, role: Role, node: Node, values: Known) -> bool:
-    """A role comes to a Node: what that does, and whether the role can go on."""
-    done = [DO[type(e)](order, role, node, e, values) for e in effects_of(node)]
-    return False not in done
+def come(order: Order, role: Role, node: Node, values: Known) -> Iterator[Waiting]:
+    """A role comes to a Node with effects: what each does, and what the role waits for."""
+    role.clock[role.number] += 1
+    for effect in effects_of(node):
+        yield from DO[type(effect)](order, role, node, effect, values) or ()
 
 
 def _touch(order: Order, role: Role, node: Node, touch: Touch, values: Known) -> None:
-    order.depends(role, touch.memory, node, touch.writes)
+    order.depends(role, touch, node)
     found = order.region(role.rank, node, touch, values)
     if found is not None:
         order.plain(found, role, node, touch)
@@ -49,13 +50,12 @@ def _arrive(order: Order, role: Role, node: Node, arrive: row.Arrive, values: Kn
         order.come(role, bar, node, 1, arrive.bytes, 0)
 
 
-def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Known) -> bool:
+def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Known) -> Iterator[Waiting]:
     bar = order.bar(role.rank, wait.barrier, node, scalar(wait.stage, values))
     if bar is None:
-        return True
-    over = len(bar.over)
-    if over % 2 == scalar(wait.parity, values):
-        return False
+        return
+    while (over := len(bar.over)) % 2 == scalar(wait.parity, values):
+        yield Waiting(role, node, bar, over)
     if role.clock[bar.agent] < over - 1:
         text = f"{role.name} waits on {bar.name} for phase {over - 1} without knowing"
         text += " that the phase before is over: it may go on too early"
@@ -65,39 +65,26 @@ def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Known) -
         ended = bar.over[over - 1]
         role.synced = max(role.synced, ended[role.number])
         join(role.clock, ended)
-    return True
 
 
-def _meet(order: Order, role: Role, node: Node, meet: row.Meet, values: Any) -> bool:
+def _meet(order: Order, role: Role, node: Node, meet: row.Meet, values: Any) -> Iterator[Waiting]:
     round_ = order.rounds[role.rank, meet.number]
-    if role.joined is None:
-        _come_to(order, role, node, meet, round_)
-    assert role.joined is not None
-    if meet.waits:
-        if len(round_.over) <= role.joined:
-            return False
-        role.synced = max(role.synced, role.epoch)
-        join(role.clock, round_.over[role.joined])
-        copies = role.groups["copy_threads"]  # what each thread waited for, all now know of
-        role.clock[copies.agent] = max(role.clock[copies.agent], copies.known)
-    role.joined = None
-    return True
-
-
-def _come_to(order: Order, role: Role, node: Node, meet: row.Meet, round_: Bar) -> None:
-    """Arrive at a named barrier."""
-    threads, name, came = meet.threads, round_.name, round_.arrived + 32 * role.warps
-    if role.clock[round_.agent] < len(round_.over):
-        text = f"{role.name} arrives at {name} without knowing that the round before is over"
-        order.report("phase", f"{text}: it may count for the wrong one", node, round_.node)
+    over, threads, came = len(round_.over), meet.threads, round_.arrived + 32 * role.warps
     if round_.arrived and threads != round_.count:
-        text = f"{name} is used with {round_.count} and with {threads} threads"
+        text = f"{round_.name} is used with {round_.count} and with {threads} threads"
         order.report("arrivals", text, node, round_.node)
     if came > threads:
-        order.report("arrivals", f"{name}: {came} of {threads} threads came", node)
-    role.joined = len(round_.over)
-    round_.node, round_.count = node, max(threads, came)
-    round_.come(role.clock, 32 * role.warps, 0, 0)
+        order.report("arrivals", f"{round_.name}: {came} of {threads} threads came", node)
+    round_.count = max(threads, came)
+    order.come(role, round_, node, 32 * role.warps, 0, 0)
+    round_.node = node
+    if meet.waits:
+        if len(round_.over) == over:
+            yield Waiting(role, node, round_, over)
+        role.synced = max(role.synced, role.epoch)
+        join(role.clock, round_.over[over])
+        copies = role.groups["copy_threads"]  # what each thread waited for, all now know of
+        role.clock[copies.agent] = max(role.clock[copies.agent], copies.known)
 
 
 def _fence(order: Order, role: Role, node: Node, fence: row.Fence, values: Any) -> None:
@@ -112,18 +99,18 @@ def _fence(order: Order, role: Role, node: Node, fence: row.Fence, values: Any) 
 
 def _land(order: Order, role: Role, node: Node, land: row.Land, values: Known) -> None:
     if land.source is not None:
-        order.depends(role, land.source.memory, node, False)
+        order.depends(role, land.source, node)
     for rank in order.reached(role, node, land, values):
         bar = order.bar(rank, land.barrier, node, scalar(land.stage, values))
         into = order.region(rank, node, land.into, values)
         if bar is None or into is None:
             continue
-        epoch = len(bar.over) + 1
+        made = Touched(bar.agent, len(bar.over) + 1, node)
         source = land.source if rank == role.rank else None
         found = None if source is None else order.region(rank, node, source, values)
         if found is not None:
-            order.asynchronous(found, role, node, False, bar.agent, epoch)
-        order.asynchronous(into, role, node, True, bar.agent, epoch)
+            order.asynchronous(found, role, made, False)
+        order.asynchronous(into, role, made, True)
         order.come(role, bar, node, 0, 0, land.into.bytes, land.tells)
 
 
@@ -134,20 +121,20 @@ def _work(order: Order, role: Role, node: Node, work: row.Work, values: Known) -
         order.report("race", text, node, group.last, "put matrix_wait(pending=0) before it")
     group.issued += 1
     group.last = node
+    made = Touched(group.agent, group.issued, node)
     for touch in work.touches:
         if touch.when is not None and not values[touch.when]:
             continue
-        order.depends(role, touch.memory, node, touch.writes)
+        order.depends(role, touch, node)
         found = order.region(role.rank, node, touch, values)
         if found is None:
             continue
         if not work.by_threads:
             order.unfenced(found.place, role, node)
-            order.asynchronous(found, role, node, touch.writes, group.agent, group.issued)
+            order.asynchronous(found, role, made, touch.writes)
         elif touch.writes:
             order.crossed(found, role, node)
-            order.touch(found, role, node, True, group.agent, group.issued)
-            found.plain = None
+            order.touch(found, role, made, True)
         else:
             order.plain(found, role, node, touch)
 
@@ -170,7 +157,7 @@ def _depend(order: Order, role: Role, node: Node, _: row.Depend, values: Any) ->
     role.clock[order.grid], role.waited = 1, True
 
 
-DO: dict[type, Callable[..., bool | None]] = {
+DO: dict[type, Callable[..., Iterator[Waiting] | None]] = {
     Touch: _touch,
     row.Make: _make,
     row.Arrive: _arrive,

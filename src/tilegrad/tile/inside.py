@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import product as corners_of
 from typing import Any, NamedTuple
 
@@ -26,10 +25,11 @@ import numpy as np
 from ..core.dtype import int64
 from ..core.errors import AxisError, user_location
 from ..ir.node import Node, topological
-from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, multiply, substitute
+from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, proves_less, substitute
 from ..ir.types import Shape, product, row_major
 from .bounds import WIDE, Range, node_range
 from .row import TileOp, compute
+from .scalars import ARITHMETIC
 from .trace import Tracer, tracer
 from .value import MemoryValue, Window
 
@@ -85,13 +85,10 @@ def direction(value: Size, atom: Expr) -> int | None:
 def _halves(t: Tracer, index: Size, size: Size) -> tuple[bool, bool, bool]:
     """Whether 0 <= index is proved, whether index < size is, and whether one is surely wrong."""
     least, most, sure = extremes(t, index)
-    room = combine(combine(size, 1, -1), most, -1)
-    below, above = (
-        (low(least) >= 0 or low(index) >= 0) and high(index) <= WIDE[1],  # else it may wrap
-        low(room) >= 0 or (low(combine(size, index, -1)) >= 1),
-    )
-    wrong = high(index) < 0 or high(combine(combine(size, 1, -1), index, -1)) < 0
-    wrong |= sure and (high(least) < 0 or high(room) < 0)
+    below = (low(least) >= 0 or low(index) >= 0) and high(index) <= WIDE[1]  # else it may wrap
+    above = proves_less(most, size) or proves_less(index, size)
+    wrong = high(index) < 0 or low(index - size) >= 0
+    wrong |= sure and (high(least) < 0 or low(most - size) >= 0)
     return below, above, wrong
 
 
@@ -104,12 +101,6 @@ def outside(name: str, size: Size, axis: int | None = None) -> tuple[str, str]:
     along = "offset" if axis is None else "index"
     where = "" if axis is None else f" along axis {axis}"
     return f"{what} is out of bounds", f"0 <= {along} < {size}{where}"
-
-
-def message(op: str, name: str, size: Size, axis: int | None = None) -> str:
-    """What the error of a guard says."""
-    what, expected = outside(name, size, axis)
-    return f"tile.{op}: {what}\n  expected: {expected}"
 
 
 def _error(name: str, size: Size, axis: int | None, got: object) -> AxisError:
@@ -129,9 +120,9 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
     for axis, (at, size) in enumerate(zip(box.index, sizes)):
         if axis in box.axes:
             length = box.shape[box.axes.index(axis)]
-            outside = high(at) + length <= 0 or low(combine(at, size, -1)) >= 0
-            if certain and outside and low(size) > 0:
-                raise _error(name, size, axis, f"{at} .. {combine(at, length, 1)}")
+            beyond = high(at) + length <= 0 or low(at - size) >= 0
+            if certain and beyond and low(size) > 0:
+                raise _error(name, size, axis, f"{at} .. {at + length}")
             continue
         below, above, wrong = _halves(t, at, size)
         if below and above:
@@ -140,11 +131,10 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
             raise _error(name, size, axis, _shown(t, at))
         if not t.guards:
             continue
-        inside = _between(t, at, size, below, above)
-        b.require(inside, message(op, name, size, axis), user_location(), mask)
+        node = b.index(at)
+        inside = _guard(t, op, outside(name, size, axis), node, size, (below, above), mask)
         if op == "load" and low(size) > 0:
-            safe = b.where(inside, b.index(at), 0)
-            index[axis] = b.atom("at", safe, 0, high(size) - 1)
+            index[axis] = b.atom("at", b.where(inside, node, 0), 0, high(size) - 1)
         else:
             mask = b.logical_and(mask, inside)
     return tuple(index), mask
@@ -155,12 +145,24 @@ def _shown(t: Tracer, at: Size) -> str:
     return f"{at}" if least is most or least == most else f"{least} .. {most}"
 
 
-def _between(t: Tracer, at: Size, size: Size, below: bool, above: bool) -> Node:
-    """0 <= at < size, of which some halves are known."""
-    b = t.builder
-    parts = [] if below else [b.less_equal(0, at)]
-    parts += [] if above else [b.less(at, size)]
-    return reduce(lambda x, y: b.apply("bit_and", x, y), parts)
+def _guard(
+    t: Tracer,
+    op: str,
+    said: tuple[str, str],
+    at: Node,
+    size: Size,
+    known: tuple[bool, bool],
+    mask: Node | None,
+) -> Node:
+    """Whether 0 <= at < size, of which some halves are known: what a run requires."""
+    b, (below, above) = t.builder, known
+    inside = None if below else b.apply("less_equal", 0, at)
+    if not above:
+        inside = b.logical_and(inside, b.apply("less", at, b.index(size)))
+    assert inside is not None
+    what, expected = said
+    b.require(inside, f"tile.{op}: {what}\n  expected: {expected}", user_location(), mask)
+    return inside
 
 
 # ---- offsets as tiles --------------------------------------------------------------------------
@@ -220,8 +222,7 @@ def proved(t: Tracer, offset: Node, count: Size, mask: Node | None) -> tuple[boo
             continue
         strict, (a, b) = test.op.name == "less", test.inputs
         if _plain(a) is own:
-            limit = combine(_bound(t, b, False), int(not strict), 1)
-            above |= low(combine(count, limit, -1)) >= 0
+            above |= low(count - _bound(t, b, False)) >= (0 if strict else 1)
         if _plain(b) is own:
             below |= low(_bound(t, a, True)) >= (-1 if strict else 0)
     return below, above
@@ -244,23 +245,18 @@ def _guarded(
 ) -> tuple[Node, Node | None]:
     """Offsets that are no Box, and their mask."""
     count = product(memory.type.shape)
-    below, above = proved(t, offset, count, mask)
-    if below and above:
+    known = proved(t, offset, count, mask)
+    if all(known):
         return offset, mask
     bad = None if t.maybe or not isinstance(count, int) else _wrong(t, offset, count, mask)
     if bad is not None:
         raise _error(memory.name, count, None, bad)
     if not t.guards:
         return offset, mask
-    b = t.builder
-    inside = None if below else b.apply("less_equal", 0, offset)
-    if not above:
-        inside = b.logical_and(inside, b.apply("less", offset, b.index(count)))
-    assert inside is not None
-    b.require(inside, message(op, memory.name, count), user_location(), mask)
+    inside = _guard(t, op, outside(memory.name, count), offset, count, known, mask)
     if op == "load" and mask is None and low(count) > 0:  # quicker than a mask
-        return b.where(inside, offset, 0), None
-    return offset, b.logical_and(mask, inside)
+        return t.builder.where(inside, offset, 0), None
+    return offset, t.builder.logical_and(mask, inside)
 
 
 def _wrong(t: Tracer, offset: Node, count: int, mask: Node | None) -> int | None:
@@ -345,28 +341,20 @@ def _lines(t: Tracer, node: Node, atoms_: dict[Node, Expr]) -> Lines | None:
         return Lines((0,) * len(node.shape), atoms_[node])
     if getattr(node.type, "dtype", None) is None or not node.dtype.is_integer:
         return None
-    if name == "program":
-        return Lines((), t.programs[attrs["axis"]])
     if name == "symbol":
         return Lines((), attrs["value"])
     if name == "constant":
         return Lines((0,) * len(node.shape), int(attrs["value"]))
     if name == "iota":
         return Lines((1,), 0)
-    given = [t.lines.get(i) for i in node.inputs]
-    if not given or any(g is None for g in given):
+    given = [lines for i in node.inputs if (lines := t.lines.get(i)) is not None]
+    if not given or len(given) < len(node.inputs):
         return None
-    first = given[0]
-    assert first is not None
     if name == "cast" and node.inputs[0].dtype.bits <= node.dtype.bits:
-        return first
+        return given[0]
     if name in ("broadcast", "reshape"):
-        return _moved(first, node)
-    if name in ("add", "subtract", "multiply"):
-        second = given[1]
-        assert second is not None
-        return _combined(name, first, second)
-    return None
+        return _moved(given[0], node)
+    return _combined(name, *given) if name in ("add", "subtract", "multiply") else None
 
 
 def _moved(given: Lines, node: Node) -> Lines | None:
@@ -385,14 +373,13 @@ def _moved(given: Lines, node: Node) -> Lines | None:
 
 def _combined(name: str, a: Lines, b: Lines) -> Lines | None:
     if name != "multiply":
-        sign = 1 if name == "add" else -1
-        pairs = zip(a.factors, b.factors)
-        return Lines(tuple(combine(x, y, sign) for x, y in pairs), combine(a.base, b.base, sign))
+        join = ARITHMETIC[name]
+        return Lines(tuple(map(join, a.factors, b.factors)), join(a.base, b.base))
     if any(a.factors):
         a, b = b, a
     if any(a.factors):
         return None
-    return Lines(tuple(multiply(f, a.base) for f in b.factors), multiply(b.base, a.base))
+    return Lines(tuple(f * a.base for f in b.factors), b.base * a.base)
 
 
 def box_of(t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None) -> Box | None:
@@ -410,13 +397,13 @@ def box_of(t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None) ->
         )
         test = next((v for v, limit in tests if limit == size and _counts(v, axis)), None)
         start = test.base if test is not None else floor_divide(rest, stride)
-        end = combine(start, 0 if axis is None else offset.shape[axis] - 1, 1)
+        end = start + (0 if axis is None else offset.shape[axis] - 1)
         if not _halves(t, start, size)[0] or (test is None and not _halves(t, end, size)[1]):
             return None
         index.append(start)
         along.append(axis)
         used += test is not None
-        rest = combine(rest, multiply(start, stride), -1)
+        rest = rest - start * stride
     if rest != 0 or any(a not in along for a in range(len(whole.factors))):
         return None
     axes = tuple(along.index(a) for a in range(len(whole.factors)))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +34,8 @@ from ..ir.types import Shape, Tile
 from . import numeric, row
 from .build import Body
 from .check import PLACED_OPS
-from .concurrent import Frame, Judge, Machine, Steps, come
-from .happening import event
+from .concurrent import Frame, Judge, Machine, Steps
+from .happening import come
 from .ordering import scalar
 from .row import TileOp, Touch, compute, effects_of, memory_of, touch_of
 
@@ -70,14 +71,12 @@ def run(
 
 def together(chosen: Iterable[int], grid: Shape, size: int) -> Iterator[list[int]]:
     """The numbers of programs that run together: neighbours along the first axis of the grid."""
-    stride, done = math.prod(grid[1:]), set()
+    stride, done = math.prod(grid[1:]), set[int]()
     if size > 1 and (not grid or grid[0] % size):
         raise InternalError("tile.interpret", f"a grid {grid} of clusters of {size}")
     for number in chosen:
         first = number - number // stride % size * stride
-        if size == 1:
-            yield [number]
-        elif first not in done:
+        if first not in done:
             done.add(first)
             yield [first + rank * stride for rank in range(size)]
 
@@ -112,10 +111,10 @@ class Storage:
         return numeric.box(index, shape, axes, self.shape, self.strides)
 
     def elements(
-        self, touch: Touch, values: Mapping[Node, Any], node: Node | None = None
+        self, touch: Touch, values: Mapping[Node, Any], node: Node
     ) -> tuple[Array, Array | None]:
         """Offsets of what is touched, and where that is meant (None: everywhere); an error names
-        the Node, if one is given."""
+        the Node."""
         mask = None if touch.mask is None else values[touch.mask]
         if touch.offsets is not None:
             offset = values[touch.offsets]
@@ -133,7 +132,7 @@ class Storage:
             if touch.clips:
                 return offset, inside
             bad = ~inside if mask is None else ~inside & mask
-            if bad.any() and node is not None:
+            if bad.any():
                 raise InternalError(
                     "tile.interpret",
                     f"{node.op.name} at {tuple(index)} of tile {touch.shape} leaves {self.name}"
@@ -144,10 +143,10 @@ class Storage:
         mask = np.broadcast_to(mask, offset.shape)
         return self.inside(np.where(mask, offset, 0), mask, node), mask
 
-    def inside(self, offset: Array, meant: Array | bool, node: Node | None) -> Array:
+    def inside(self, offset: Array, meant: Array | bool, node: Node) -> Array:
         """Offsets, all of which the storage has where they are meant."""
         bad = ((offset < 0) | (offset >= self.data.size)) & meant
-        if bad.any() and node is not None:
+        if bad.any():
             raise InternalError(
                 "tile.interpret",
                 f"{node.op.name} at offset {int(offset[bad][0])} of {self.name}, which has "
@@ -210,28 +209,24 @@ class Interpreter:
 
     def block(self, frame: Frame, block: Block) -> Steps:
         """Run the Nodes of a Block; gives its results."""
-        values, roles = frame.values, []
-        for node in block.nodes:
-            name = node.op.name
-            if name == "role":
-                roles.append(node)
+        values = frame.values
+        for are_roles, nodes in groupby(block.nodes, lambda n: n.op.name == "role"):
+            if are_roles:
+                yield self.roles(frame, list(nodes))
                 continue
-            if roles:
-                yield self.roles(frame, roles)
-                roles = []
-            if name == "loop":
-                values[node] = yield from self.loop(frame, node)
-            elif name == "branch":
-                chosen = node.blocks[0 if bool(values[node.inputs[0]]) else 1]
-                values[node] = yield from self.block(frame, chosen)
-            elif name in VALUES:
-                values[node] = VALUES[name](self, frame, node)
-            elif node.op.effect:
-                values[node] = yield from self.act(frame, node)
-            else:
-                values[node] = compute(node, [values[i] for i in node.inputs])
-        if roles:
-            yield self.roles(frame, roles)
+            for node in nodes:
+                name = node.op.name
+                if name == "loop":
+                    values[node] = yield from self.loop(frame, node)
+                elif name == "branch":
+                    chosen = node.blocks[0 if bool(values[node.inputs[0]]) else 1]
+                    values[node] = yield from self.block(frame, chosen)
+                elif name in VALUES:
+                    values[node] = VALUES[name](self, node)
+                elif node.op.effect:
+                    values[node] = yield from self.act(frame, node)
+                else:
+                    values[node] = compute(node, [values[i] for i in node.inputs])
         return [values[r] for r in block.results]
 
     def loop(self, frame: Frame, node: Node) -> Steps:
@@ -256,7 +251,7 @@ class Interpreter:
     def act(self, frame: Frame, node: Node) -> Steps:
         """A Node with effects: judged, then done."""
         order, role, values = self.machine.order, frame.role, frame.values
-        if order is not None and role is not None and effects_of(node):
+        if order is not None and role is not None:
             yield from come(order, role, node, values)
         special = SPECIAL.get(node.op.name)
         found = special(self, frame, node) if special else self.usual(frame, node)
@@ -351,24 +346,18 @@ class Interpreter:
 # ---- values that a run gives ---------------------------------------------------------------------
 
 
-def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
-    data = poison(node.attrs["shape"], node.attrs["dtype"])
-    type_ = memory_of(node)
-    storage = Storage(f"{type_.scope}#{node.serial}", node, data, self.symbols)
-    if self.machine.order is not None and frame.role is not None:
-        event(self.machine.order, frame.role, node, frame.values)
-    return storage
-
-
-VALUES: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
-    "program": lambda i, f, n: np.asarray(i.program[n.attrs["axis"]], np.int64),
-    "symbol": lambda i, f, n: np.asarray(evaluate(n.attrs["value"], i.symbols), np.int64),
-    "cluster_rank": lambda i, f, n: np.asarray(i.rank, np.int64),
-    "allocate": _place,
-    "register_tile": _place,
+VALUES: dict[str, Callable[[Interpreter, Node], Any]] = {
+    "program": lambda i, n: np.asarray(i.program[n.attrs["axis"]], np.int64),
+    "symbol": lambda i, n: np.asarray(evaluate(n.attrs["value"], i.symbols), np.int64),
+    "cluster_rank": lambda i, n: np.asarray(i.rank, np.int64),
 }
 
-# ---- ops whose elements depend on each other, or on data -----------------------------------------
+# ---- places, and ops whose elements depend on each other or on data ------------------------------
+
+
+def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
+    data = poison(node.attrs["shape"], node.attrs["dtype"])
+    return Storage(f"{memory_of(node).scope}#{node.serial}", node, data, self.symbols)
 
 
 def _into(self: Interpreter, frame: Frame, node: Node) -> Located:
@@ -437,6 +426,8 @@ def _hole(self: Interpreter, frame: Frame, node: Node) -> None:
 
 
 SPECIAL: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
+    "allocate": _place,
+    "register_tile": _place,
     "scatter": _scatter,
     "atomic_add": _atomic_add,
     "sort": _sort,

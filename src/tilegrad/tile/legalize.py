@@ -16,7 +16,6 @@ over k.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,12 +26,12 @@ from ..core.target import MatrixUnit, Target
 from ..ir.block import Block, argument
 from ..ir.node import Node, located, needs
 from ..ir.symbol import Size
-from ..ir.types import Shape
+from ..ir.types import Shape, row_major
 from . import ops
 from .build import Body, BodyBuilder
 from .numeric import COMBINE
 from .pieces import Indices, Pieces, Source, large, same_axes
-from .row import emitters
+from .row import emitters, touch_of
 
 
 def legalize(body: Body, target: Target) -> Body:
@@ -126,22 +125,14 @@ def _transpose(into: Pieces, node: Node) -> None:
 
 def _strided(into: Pieces, inner: Source, order: Shape, shape: Shape) -> Source:
     """Any order of the axes of a stored value, by gathering along its strides."""
-    place = into.kept(inner)
-    strides = [math.prod(inner.shape[a + 1 :]) for a in order]
-
-    def piece(index: Indices, lanes: int) -> Node:
-        start: Size = 0
-        for i, stride in zip(index, strides):
-            start = start + i * stride
-        return into.b.gather(place, into.b.line(start, lanes, strides[-1]))
-
-    return Source(shape, inner.dtype, piece)
+    strides = row_major(inner.shape)
+    return into.gathered(into.kept(inner), shape, [strides[a] for a in order])
 
 
 def _extract(into: Pieces, node: Node) -> None:
     inner, place = into.source(node.inputs[0]), node.attrs["index"]
     found = Source(node.shape, node.dtype, lambda index, n: inner.piece((place, *index), n))
-    into.give(node, found if into.large(node) else into.keep(found))
+    into.give(node, found)
 
 
 # ---- reductions and products ----------------------------------------------------------------
@@ -246,24 +237,22 @@ def _corner(
 
 
 def _load(into: Pieces, node: Node) -> None:
-    memory, axes = into.values[node.inputs[0]], node.attrs["axes"]
-    base = node.inputs[1 : 1 + len(memory.shape)]
-    mask = into.mask(node.inputs[-1] if node.attrs["masked"] else None)
+    touch = touch_of(node)
+    memory, mask = into.values[touch.memory], into.mask(touch.mask)
 
     def piece(index: Indices, lanes: int) -> Node:
-        where = into.at(base, axes, index)
-        return into.b.load(memory, where, (lanes,), (axes[-1],), mask(index, lanes))
+        where = into.at(touch, index)
+        return into.b.load(memory, where, (lanes,), touch.axes[-1:], mask(index, lanes))
 
     into.sources[node] = into.keep(Source(node.shape, node.dtype, piece))
 
 
 def _store(into: Pieces, node: Node) -> None:
-    memory, axes = into.values[node.inputs[0]], node.attrs["axes"]
-    base, value = node.inputs[2 : 2 + len(memory.shape)], into.source(node.inputs[1])
-    mask = into.mask(node.inputs[-1] if node.attrs["masked"] else None)
+    touch, value = touch_of(node), into.source(node.inputs[1])
+    memory, mask = into.values[touch.memory], into.mask(touch.mask)
     for index, lanes in into.each(value.shape):
-        piece, where = value.piece(index, lanes), into.at(base, axes, index)
-        into.b.store(memory, piece, where, (axes[-1],), mask(index, lanes))
+        piece, where = value.piece(index, lanes), into.at(touch, index)
+        into.b.store(memory, piece, where, touch.axes[-1:], mask(index, lanes))
 
 
 def _gather(into: Pieces, node: Node) -> None:

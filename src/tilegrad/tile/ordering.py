@@ -27,44 +27,61 @@ one record, and each question to it needs most of what it knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from . import row
-from .access import Bar, Clock, Group, Place, Plain, Region, join
-from .access import Touch as Touched
+from .access import Bar, Clock, Group, Place, Region, Touched, join
 from .build import Body
 from .check import Finding, finding, line_of, place_name, written_parameters
-from .row import Scalar, Touch, effects_of, is_place
+from .row import Scalar, Touch, is_place
 
 MOST_FINDINGS = 24
 ENGINES = ("matrix_async", "copy_store", "copy_threads")  # what a role starts in groups
 Known = Mapping[Node, Any]  # what scalars are
 
 
+@dataclass(eq=False)
 class Role:
     """A role (or the program around them) as an agent."""
 
-    def __init__(
-        self, name: str, number: int, warps: int, rank: int, size: int, main: bool
-    ) -> None:
-        self.name, self.number, self.warps, self.rank = name, number, warps, rank
-        self.alone = main or warps == 1  # no warps that could be apart
-        self.clock: Clock = [0] * size
-        self.groups = {kind: Group(number + 1 + i) for i, kind in enumerate(ENGINES)}
-        self.joined: int | None = None  # round of a named barrier it waits in
-        self.fenced = False
-        self.waited = False  # itself for the launches before
-        self.registers: set[Node] = set()  # touched since the last matrix_fence
-        self.unfenced: list[Plain] = []
-        self.synced = 0  # up to here the warps of the role have met
+    name: str
+    number: int
+    warps: int
+    rank: int
+    alone: bool  # no warps that could be apart
+    groups: dict[str, Group]
+    clock: Clock = field(default_factory=list)
+    fenced: bool = False
+    waited: bool = False  # itself for the launches before
+    registers: set[Node] = field(default_factory=set)  # touched since the last matrix_fence
+    unfenced: list[Touched] = field(default_factory=list)
+    synced: int = 0  # up to here the warps of the role have met
 
     @property
     def epoch(self) -> int:
         """The count of its events."""
         return self.clock[self.number]
+
+
+class Waiting(NamedTuple):
+    """A role that waits at a Node for a phase of a barrier to end."""
+
+    role: Role
+    node: Node
+    bar: Bar
+    over: int  # phases, when it came
+
+    def ready(self) -> bool:
+        """Whether it has."""
+        return len(self.bar.over) > self.over
+
+    def __str__(self) -> str:
+        parity = "" if self.bar.node else f" with parity {self.over % 2}"
+        return f"{self.role.name} waits on {self.bar}{parity} at {line_of(self.node)}"
 
 
 class Order:
@@ -74,7 +91,6 @@ class Order:
         self.body, self.symbols, self.ranks = body, symbols, ranks
         self.names: list[str] = []
         self.findings: dict[Any, Finding] = {}
-        ops = list(body.block.all_nodes())
         self.tracked = written_parameters(body)
         self.dependent = body.block.find("grid_dependency_wait")
         self.grid = self.agent("the launches before")
@@ -84,30 +100,17 @@ class Order:
         self.touched: dict[tuple[int, Node], Place] = {}
         self.late: list[Callable[[], None]] | None = None  # what lands later, if it does
         self.begun = False  # the first roles
-        numbered: list[tuple[int, Node | None, int]] = []
+        self.roles: dict[tuple[int, Node | None], Role] = {}
         for rank in range(ranks):
-            self._declare(rank, ops)
+            self._barriers(rank)
             for node in (None, *body.block.find("role")):
-                name = "the program" if node is None else node.attrs["name"]
-                numbered.append((rank, node, self.agent(self.on(rank, name))))
-                for kind in ENGINES:
-                    self.agent(f"{kind} of {self.on(rank, name)}")
-        size, main = len(self.names), body.notes.get("warps", 4)
-        self.roles = {
-            (rank, node): Role(
-                self.names[number],
-                number,
-                main if node is None else node.attrs["warps"],
-                rank,
-                size,
-                node is None,
-            )
-            for rank, node, number in numbered
-        }
+                self._role(rank, node)
+        for role in self.roles.values():
+            role.clock = [0] * len(self.names)
 
-    def _declare(self, rank: int, ops: list[Node]) -> None:
-        """Agents of barriers, so that every clock has its full length from the start."""
-        for node in ops:
+    def _barriers(self, rank: int) -> None:
+        """The barriers of a program, which are agents."""
+        for node in self.body.block.find("barrier", "named_sync", "named_arrive"):
             a = node.attrs
             if node.op.name == "barrier":
                 made = []
@@ -115,10 +118,19 @@ class Order:
                     name = self.on(rank, f"{a['name']}[{stage}]")
                     made.append(Bar(name, a["count"], self.agent(f"copies on {name}")))
                 self.bars[rank, node] = made
-            elif node.op.name in ("named_sync", "named_arrive"):
-                key, name = (rank, a["number"]), f"named barrier {a['number']}"
-                if key not in self.rounds:
-                    self.rounds[key] = Bar(name, a["threads"], self.agent(self.on(rank, name)))
+            elif (rank, a["number"]) not in self.rounds:
+                name = f"named barrier {a['number']}"
+                made_round = Bar(name, a["threads"], self.agent(self.on(rank, name)))
+                self.rounds[rank, a["number"]] = made_round
+
+    def _role(self, rank: int, node: Node | None) -> None:
+        """A role or (None) a program, and its engines."""
+        facts = {"warps": 4, **self.body.notes} if node is None else node.attrs
+        name = self.on(rank, facts.get("name", "the program"))
+        number, warps = self.agent(name), facts["warps"]
+        groups = {kind: Group(self.agent(f"{kind} of {name}")) for kind in ENGINES}
+        alone = node is None or warps == 1
+        self.roles[rank, node] = Role(name, number, warps, rank, alone, groups)
 
     def on(self, rank: int, name: str) -> str:
         """A name, with the rank where there are several."""
@@ -148,62 +160,33 @@ class Order:
 
     # ---- roles ------------------------------------------------------------------------------
 
-    def fork(self, ranks: Iterable[tuple[int, Sequence[Node]]]) -> list[Role]:
-        """Roles of programs start with what these know; the first of a cluster with what all do."""
-        met = list(ranks)
-        mains = [self.roles[rank, None] for rank, _ in met]
-        known = [list(main.clock) for main in mains]
-        if not self.begun:
-            for clock in known:
-                for other in known:
-                    join(clock, other)
+    def begin(self, ranks: Sequence[int]) -> None:
+        """Programs come to roles; the first of a cluster begin together."""
+        mains = [self.roles[rank, None].clock for rank in ranks]
+        for clock in mains if not self.begun else ():
+            for other in mains:
+                join(clock, other)
         self.begun = True
-        started = []
-        for (rank, nodes), clock in zip(met, known):
-            for node in nodes:
-                role = self.roles[rank, node]
-                own = role.epoch
-                join(role.clock, clock)
-                role.clock[role.number] = own
-                role.waited = self.roles[rank, None].waited
-                started.append(role)
-        return started
 
-    def joined(self, role: Role) -> None:
-        """A role has ended: its program knows of all that it did."""
-        join(self.roles[role.rank, None].clock, role.clock)
+    def fork(self, rank: int, node: Node) -> Role:
+        """A role starts with what its program knows."""
+        role, main = self.roles[rank, node], self.roles[rank, None]
+        join(role.clock, main.clock)
+        role.waited = main.waited
+        return role
 
-    def settled(self, role: Role) -> None:
-        """Report groups that the role has not waited for."""
+    def ended(self, role: Role) -> None:
+        """A role is over, and has waited for its groups; its program knows of all that it did."""
         for kind, group in role.groups.items():
             if group.issued > group.known and group.last is not None:
                 self.report("unfinished", f"{role.name} ends with {kind} under way", group.last)
-
-    def ready(self, role: Role, node: Node, values: Known) -> bool:
-        """Whether what a role waits for has come."""
-        (wait,) = effects_of(node)
-        if isinstance(wait, row.Wait):
-            bar = self.bar(role.rank, wait.barrier, node, scalar(wait.stage, values))
-            return bar is None or len(bar.over) % 2 != scalar(wait.parity, values)
-        assert isinstance(wait, row.Meet) and role.joined is not None
-        return len(self.rounds[role.rank, wait.number].over) > role.joined
-
-    def awaited(self, role: Role, node: Node, values: Known) -> str:
-        """What a role waits for, in words."""
-        (wait,) = effects_of(node)
-        if isinstance(wait, row.Wait):
-            bar = self.bars[role.rank, wait.barrier][scalar(wait.stage, values)]
-            what = f"{bar} with parity {scalar(wait.parity, values)}"
-        else:
-            round_ = self.rounds[role.rank, wait.number]  # type: ignore[union-attr]
-            what = f"{round_.name} ({round_.arrived} of {node.attrs['threads']} threads came)"
-        return f"{role.name} waits on {what} at {line_of(node)}"
+        join(self.roles[role.rank, None].clock, role.clock)
 
     def end(self) -> None:
         """The program is over: copies have landed, waits were not overtaken."""
         for rank in range(self.ranks):
             main = self.roles[rank, None]
-            self.settled(main)
+            self.ended(main)
             if self.dependent and main.clock[self.grid] < 1:
                 text = "the program may end before grid_dependency_wait"
                 self.report("dependent", text, self.dependent[0])
@@ -260,7 +243,7 @@ class Order:
             return None
         place = self.place(rank, memory)
         if touch.some or touch.pages is not None:
-            return self.chosen(place, touch, values)
+            return self.chosen(place, node, touch, values)
         index = tuple([scalar(s, values) for s in touch.index])
         if own and touch.mask is None and place.leaves(index, touch.shape, touch.axes):
             text = f"{node.op.name} at {list(index)} leaves {place_name(memory)}"
@@ -268,42 +251,33 @@ class Order:
             return None
         return place.boxed(index, touch.shape, touch.axes)
 
-    def chosen(self, place: Place, touch: Touch, values: Known) -> Region | None:
+    def chosen(self, place: Place, node: Node, touch: Touch, values: Known) -> Region | None:
         """The box of elements that data chooses: any of a place, and any page; nobody minds which
         others of a parameter."""
         known = is_place(touch.memory) or touch.pages is not None
         return place.whole if known else None
 
-    def race(
-        self, region: Region, node: Node, agent: int, verb: str, other: Touched, done: str
-    ) -> None:
-        """Report two unordered accesses."""
-        one = f"{self.names[agent]} {verb} {region}"
-        clash = f"{one} while {self.names[other.agent]} {done} it"
-        self.report("race", f"{clash}, and no barrier or wait orders the two", node, other.node)
-
-    def touch(
-        self, region: Region, role: Role, node: Node, writes: bool, agent: int, epoch: int
-    ) -> None:
-        """An agent of a role touches a box: it must know of all that conflicts."""
+    def touch(self, region: Region, role: Role, made: Touched, writes: bool) -> None:
+        """A role or an agent of it touches a box: the role must know of all that conflicts."""
         clock, verb = role.clock, "writes" if writes else "reads"
-        engine = role.number < agent <= role.number + len(ENGINES)
+        engine = role.number < made.agent <= role.number + len(ENGINES)
         for near in region.around():
-            other = near.write
-            if other is not None and clock[other.agent] < other.epoch:
-                if not (engine and other.agent == agent):
-                    self.race(region, node, agent, verb, other, "writes")
-            if writes:
-                for number, read in near.reads.items():
-                    if clock[number] < read.epoch and not (engine and number == agent):
-                        self.race(region, node, agent, verb, read, "reads")
-        made = Touched(agent, epoch, node)
+            for other in (near.write, *(near.reads.values() if writes else ())):
+                if other is None or clock[other.agent] >= other.epoch:
+                    continue
+                if engine and other.agent == made.agent:
+                    continue
+                done = "writes" if other is near.write else "reads"
+                one = f"{self.names[made.agent]} {verb} {region}"
+                clash = f"{one} while {self.names[other.agent]} {done} it"
+                text = f"{clash}, and no barrier or wait orders the two"
+                self.report("race", text, made.node, other.node)
         if writes:
             region.write = made
             region.reads.clear()
             region.place.fill(region)
         else:
-            region.reads[agent] = made
+            region.reads[made.agent] = made
 
     def require(self, region: Region, role: Role, node: Node) -> None:
         """A place is read: it must have been written."""
@@ -319,13 +293,14 @@ class Order:
             if not (touch.some and place.touched()):
                 self.require(region, role, node)
             for near in region.around() if not touch.some else ():
-                self.met(place, near.plain, role, node)
-        self.touch(region, role, node, touch.writes, role.number, role.epoch)
+                self.met(place, near.write, role, node)
+        plain = touch.writes and place.scope != "register"
+        made = Touched(role.number, role.epoch, node, plain)
+        self.touch(region, role, made, touch.writes)
         if place.scope == "register":
             role.registers.add(place.node)
         elif touch.writes:
-            region.plain = Plain(role.number, role.epoch, node)
-            role.unfenced.append(region.plain)
+            role.unfenced.append(made)
 
     def unfenced(self, place: Place, role: Role, node: Node) -> None:
         """A matrix op meets registers: a matrix_fence comes after their last plain use."""
@@ -334,20 +309,17 @@ class Order:
             text = f"{role.name} uses {what} without matrix_fence"
             self.report("matrix_fence", text, node, place.node)
 
-    def asynchronous(
-        self, region: Region, role: Role, node: Node, writes: bool, agent: int, epoch: int
-    ) -> None:
+    def asynchronous(self, region: Region, role: Role, made: Touched, writes: bool) -> None:
         """A copy or a matrix op touches a box: plain stores before it are fenced."""
         if not writes:
-            self.require(region, role, node)
-        self.touch(region, role, node, writes, agent, epoch)
-        for near in region.around():
-            if near.plain is not None:
-                self.published(region, near.plain, role, node)
-        if writes:
-            region.plain = None
+            self.require(region, role, made.node)
+        before = [near.write for near in region.around()]
+        self.touch(region, role, made, writes)
+        for store in before:
+            if store is not None and store.plain:
+                self.published(region, store, role, made.node)
 
-    def published(self, region: Region, plain: Plain, role: Role, node: Node) -> None:
+    def published(self, region: Region, plain: Touched, role: Role, node: Node) -> None:
         """Plain stores that an asynchronous op meets: fenced, and the warps have met."""
         hint = ""
         if plain.fence is None:
@@ -362,15 +334,15 @@ class Order:
             return
         self.report("fence", f"{node.op.name} of {role.name} {text}", node, plain.node, hint)
 
-    def met(self, place: Place, plain: Plain | None, role: Role, node: Node) -> None:
+    def met(self, place: Place, write: Touched | None, role: Role, node: Node) -> None:
         """A role reads what its own warps stored: other threads may hold it now."""
-        if plain is None or place.scope == "global" or plain.agent != role.number:
+        if write is None or not write.plain or write.agent != role.number:
             return
-        if not role.alone and role.synced <= plain.epoch:
+        if place.scope != "global" and not role.alone and role.synced <= write.epoch:
             what = f"{place_name(place.node)}, which its {role.warps} warps stored"
             text = f"{role.name} reads {what}, and they have not met since"
             hint = "named_sync with the role's own threads, unless each thread reads its own"
-            self.report("warps", text, node, plain.node, hint, "warning")
+            self.report("warps", text, node, write.node, hint, "warning")
 
     def crossed(self, region: Region, role: Role, node: Node) -> None:
         """A role's threads write what its warps read: all of them must be past the read."""
@@ -386,8 +358,9 @@ class Order:
         """Whether a role knows, if only by others, that the launches before are done."""
         return role.clock[self.grid] > 0
 
-    def depends(self, role: Role, memory: Node, node: Node, writes: bool) -> None:
+    def depends(self, role: Role, touch: Touch, node: Node) -> None:
         """Parameters are touched after the dependency wait, but for reads of constants."""
+        memory, writes = touch.memory, touch.writes
         if self.dependent and not self.may_touch(role) and not is_place(memory):
             if writes or memory.type.use != "constant":  # type: ignore[union-attr]
                 what = f"{'writes' if writes else 'reads'} {memory.attrs['name']}"
@@ -420,13 +393,14 @@ class Order:
         if role.clock[bar.agent] < len(bar.over):
             what = f"{'copies' if landed else 'arrives'} on {bar.name} in phase {len(bar.over)}"
             text = f"{role.name} {what} without knowing that the phase before is over"
-            self.report("phase", f"{text}: it may count for the wrong one", node)
+            self.report("phase", f"{text}: it may count for the wrong one", node, bar.node)
         clock = list(role.clock) if tells else [0] * len(role.clock)
 
         def count() -> None:
             before, bytes_ = len(bar.over), bar.expected + bar.landed + expected + landed
             bar.come(clock, arrivals, expected, landed)
-            if len(bar.over) > before and not bytes_:  # it ended it, if it knew of all others
+            if len(bar.over) > before and arrivals == 1 and not bytes_:
+                # one thread ended it, if it knew of all others
                 others = [a <= b for a, b in zip(bar.over[-1], role.clock)]
                 others[bar.agent] = True
                 if all(others):

@@ -15,9 +15,10 @@ from ..core.dtype import DType, float32
 from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size
-from ..ir.types import Shape, Tile
+from ..ir.types import Shape, Tile, row_major
 from . import ops
 from .build import BodyBuilder
+from .row import Touch
 from .value import FAR
 
 CHEAP = (ops.broadcast, ops.constant, ops.iota)
@@ -181,21 +182,20 @@ class Pieces:
             for index, lanes in self.each(source.shape):
                 piece = self.b.cast(source.piece(index, lanes), dtype)
                 self.b.store(place, piece, index)
-        found = self.stored(place)
-        return found if shape is None or shape == source.shape else self.reshaped(found, shape)
+        if shape is None or shape == source.shape:
+            return self.stored(place)
+        return self.gathered(place, shape, row_major(shape))
 
-    def reshaped(self, source: Source, shape: Shape) -> Source:
-        """A stored value under another shape: pieces by linear offset."""
-        place = source.place
-        assert place is not None
+    def gathered(self, place: Node, shape: Shape, strides: Sequence[Size]) -> Source:
+        """A stored value under another shape or order of axes: pieces by linear offset."""
 
         def piece(index: Indices, lanes: int) -> Node:
-            total: Size = 0
-            for i, s in zip(index, shape):
-                total = total * s + i
-            return self.b.gather(place, self.b.line(total, lanes))
+            start: Size = 0
+            for i, stride in zip(index, strides):
+                start = start + i * stride
+            return self.b.gather(place, self.b.line(start, lanes, int(strides[-1])))
 
-        return Source(shape, source.dtype, piece)
+        return Source(shape, place.dtype, piece)
 
     def transpose(self, inner: Source, place: Node) -> None:
         """Store the transpose of a stored matrix, by squares."""
@@ -224,10 +224,10 @@ class Pieces:
             self.bases[new] = self.b.atom("base", new, -FAR, FAR)
         return self.bases[new]
 
-    def at(self, base: Sequence[Node], axes: Shape, index: Indices) -> list[Size]:
+    def at(self, touch: Touch, index: Indices) -> list[Size]:
         """Where in a Memory a piece of a tile begins."""
-        found = [self.base(i) for i in base]
-        for axis, i in zip(axes, index):
+        found = [self.base(i) for i in touch.nodes]
+        for axis, i in zip(touch.axes, index):
             found[axis] = found[axis] + i
         return found
 
@@ -248,7 +248,6 @@ class Pieces:
         """Name a result that may be small: then it is loaded from its place."""
         if self.large(node):
             self.sources[node] = source
-            return
-        assert source.place is not None
-        zeros = (0,) * len(node.shape)
-        self.values[node] = self.b.load(source.place, zeros, node.shape)
+        else:
+            zeros = (0,) * len(node.shape)
+            self.values[node] = self.b.load(self.kept(source), zeros, node.shape)

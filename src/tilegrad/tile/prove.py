@@ -46,7 +46,8 @@ from ..ir.symbol import high, low
 from .budget import check_banks, check_budget
 from .build import Body
 from .check import PLACED_OPS, Finding, Findings, finding, walk
-from .concurrent import DeadlockError, Frame, Machine, Steps, come
+from .concurrent import DeadlockError, Frame, Machine, Steps
+from .happening import come
 from .ordering import Order
 from .row import Touch, effects_of, is_place, touches_of
 from .scalars import deciding
@@ -209,7 +210,6 @@ def _visit(node: Node, state: _State, exchanged: set[Node], found: dict[Finding,
 # ---- the dependency wait ------------------------------------------------------------------------
 
 
-ALL, SOME, NONE = "all", "some", "none"
 TELL = {"grid_dependency_wait", "wait", "named_sync"}  # what a role may know of the dependency by
 
 
@@ -221,8 +221,8 @@ def check_dependent(skeleton: Skeleton) -> Findings:
     for node, around in waits:
         parts = [n for n in around if n.op.name == "role"]
         block = parts[0].blocks[0] if parts else body.block
-        unsure = [n for n in around if n.op.name in ("branch", "loop") and varies(skeleton, n)]
-        if unsure and state(block) != ALL:
+        unsure = [n for n in around if varies(skeleton, n)]
+        if unsure and not surely_waits(block):
             who = f"the role {parts[0].attrs['name']}" if parts else "the program"
             text = f"{who} comes to grid_dependency_wait on some paths only"
             found.append(finding("dependent", text, node, unsure[-1]))
@@ -232,61 +232,42 @@ def check_dependent(skeleton: Skeleton) -> Findings:
 def early(skeleton: Skeleton) -> Findings:
     """Accesses that only some programs come to, before the wait and before anything that another
     role could tell of it with."""
-    block = skeleton.body.block
-    roles = [n for n in block.nodes if n.op.name == "role"]
-    told: list[Node] = []
-    found = _early(skeleton, block, "the program", False, told)
-    before = bool(told)
-    for role in roles:
-        who = str(role.attrs["name"])
-        found += [] if before else _early(skeleton, role.blocks[0], who, False, [])
+    body, found = skeleton.body, list[Finding]()
+    parts = [("the program", body.block)]
+    parts += [(str(r.attrs["name"]), r.blocks[0]) for r in body.block.find("role")]
+    for who, block in parts:
+        for node, around in walk(block):
+            name = node.op.name
+            if name in TELL and block is body.block:
+                return found  # all roles know
+            if name in TELL or name == "role":
+                break
+            for touch in touches_of(node):
+                memory, verb = touch.memory, "writes" if touch.writes else "reads"
+                if memory not in body.parameters or not any(varies(skeleton, n) for n in around):
+                    continue
+                if touch.writes or memory.type.use != "constant":  # type: ignore[union-attr]
+                    what = f"{verb} {memory.attrs['name']} in some programs"
+                    text = f"{who} {what} before it knows of grid_dependency_wait"
+                    found.append(finding("dependent", text, node))
     return found
 
 
-def _early(skeleton: Skeleton, block: Block, who: str, unsure: bool, told: list[Node]) -> Findings:
-    """Walk a Block until something tells of the dependency; `told` holds what does."""
-    found: Findings = []
+def surely_waits(block: Block) -> bool:
+    """Whether all paths through a Block come to the wait."""
     for node in block.nodes:
-        name = node.op.name
-        if name in TELL:
-            told.append(node)
-        if told or name == "role":
-            break
-        for touch in touches_of(node) if unsure else ():
-            memory, verb = touch.memory, "writes" if touch.writes else "reads"
-            if memory not in skeleton.body.parameters:
-                continue
-            if touch.writes or memory.type.use != "constant":  # type: ignore[union-attr]
-                what = f"{verb} {memory.attrs['name']} in some programs"
-                text = f"{who} {what} before it knows of grid_dependency_wait"
-                found.append(finding("dependent", text, node))
-        inside = unsure or (name in ("branch", "loop") and varies(skeleton, node))
-        for inner in node.blocks:
-            found += _early(skeleton, inner, who, inside, told)
-    return found
+        inside = [surely_waits(inner) for inner in node.blocks]
+        if node.op.name == "grid_dependency_wait" or (inside and all(inside) and runs(node)):
+            return True
+    return False
 
 
-def state(block: Block) -> str:
-    """Whether all paths through a Block wait, some do, or none."""
-    result = NONE
-    for node in block.nodes:
-        here = NONE
-        if node.op.name == "grid_dependency_wait":
-            here = ALL
-        elif node.op.name == "branch":
-            arms = {state(b) for b in node.blocks}
-            here = arms.pop() if len(arms) == 1 else SOME
-        elif node.op.name == "loop":
-            here = state(node.blocks[0])
-            lower, upper = (i.attrs.get("value") for i in node.inputs[:2])
-            if here == ALL and (lower is None or upper is None or low(upper) <= high(lower)):
-                here = SOME
-        elif node.op.name == "role":
-            here = state(node.blocks[0])
-        if here == ALL:
-            return ALL
-        result = SOME if SOME in (here, result) else NONE
-    return result
+def runs(node: Node) -> bool:
+    """Whether what stands inside of a Node is surely run, once it is come to."""
+    if node.op.name != "loop":
+        return True
+    lower, upper = (i.attrs.get("value") for i in node.inputs[:2])
+    return lower is not None and upper is not None and low(upper) > high(lower)
 
 
 def varies(skeleton: Skeleton, node: Node) -> bool:

@@ -26,11 +26,9 @@ from ..ir.symbol import (
     atoms,
     ceil_divide,
     coefficient,
-    combine,
     evaluate,
     high,
     low,
-    multiply,
 )
 from ..ir.types import Shape, row_major
 from . import numeric
@@ -168,7 +166,7 @@ def _by_itself(
     whole_: Size = 0
     for part in parts:
         if any(_apart(t, part, programs, accesses, axis) for axis in axes):
-            whole_ = combine(whole_, multiply(part, _weight(part)), 1)
+            whole_ = whole_ + part * _weight(part)
     return whole_ is program
 
 
@@ -202,33 +200,31 @@ def _apart(
     t: Tracer, program: Expr, programs: Sequence[Expr], accesses: Sequence[Access], axis: int
 ) -> bool:
     """Whether what programs with different numbers touch is disjoint along an axis."""
-    steps: set[Size] = set()
+    steps: set[int] = set()
     first: list[Size] = []
     last: list[Size] = []
     for access in accesses:
         assert access.index is not None
         at = access.index[axis]
         own = next((a for a in atoms(at) if interleaved_start(t, a) is program), program)
-        step = coefficient(at, own) if own.kind == "loop" else _factor(at, own)
-        if not isinstance(step, int) or step == 0:
-            return False
+        step = _factor(at, own)
         steps.add(step)
-        rest = combine(at, multiply(own, step), -1)
-        if any(p in atoms(rest) for p in programs):
+        rest = at - own * step
+        if step == 0 or any(p in atoms(rest) for p in (own, *programs)):
             return False
         least, most, _ = extremes(t, rest)
         if any(a.kind != "symbol" for end in (least, most) for a in atoms(end)):
             return False  # of a loaded number
         first.append(least)
-        last.append(combine(most, access.length(axis), 1))
+        last.append(most + access.length(axis))
     if len(steps) > 1:
         return False
-    reach = abs(int(steps.pop()))
-    return all(high(combine(b, a, -1)) <= reach for a in first for b in last)
+    reach = abs(steps.pop())
+    return all(high(b - a) <= reach for a in first for b in last)
 
 
 def _factor(value: Size, part: Expr) -> int:
-    """The factor of a quotient or remainder in an index."""
+    """The factor of a number, or a quotient or remainder of one, in an index."""
     terms = () if isinstance(value, int) else value.terms
     return next((f for product_, f in terms if product_ == (part,)), 0)
 
@@ -239,7 +235,7 @@ def interleaved_start(t: Tracer, atom: Expr) -> Expr | None:
     limit = t.limits.get(atom)
     if limit is None or limit.lower not in t.programs or not isinstance(limit.lower, Expr):
         return None
-    return limit.lower if combine(t.limits[limit.lower].upper, 1, 1) == limit.step else None
+    return limit.lower if t.limits[limit.lower].upper + 1 == limit.step else None
 
 
 Found = tuple[Access, Access, tuple[int, ...]]
@@ -295,17 +291,8 @@ class Cells:
 
     def _unit(self, axis: int) -> int:
         """What divides every start and length along an axis."""
-        return (
-            gcd(
-                0,
-                *[
-                    gcd(a.length(axis), *[at[axis] for _, at in found])
-                    for a, found in self.starts.items()
-                    if found
-                ],
-            )
-            or 1
-        )
+        found = [(a, at) for a, boxes in self.starts.items() for _, at in boxes or ()]
+        return gcd(*[n for a, at in found for n in (a.length(axis), at[axis])]) or 1
 
     def _starts(self, access: Access) -> list[tuple[Shape, Shape]] | None:
         """(program, index) of every box of an access; None where data decides, or too many."""
@@ -335,10 +322,9 @@ class Cells:
         numbers = {program: n for n, program in enumerate(dict.fromkeys(p for p, _ in starts))}
         for program, at in starts:
             taken = _taken(access, program)
-            mask = _mask(access, program)
-            if taken is None or mask is None:
-                return [], False
-            touched = self._touched(access, program, at, mask) if taken else _NONE
+            if taken is False:
+                continue
+            touched = self._touched(access, program, at) if taken else None
             if touched is None:
                 return [], False
             found.append((numbers[program], touched))
@@ -349,8 +335,11 @@ class Cells:
             return [(n, 1) for n in access.tile]
         return [(access.length(axis), self.unit[axis]) for axis in access.axes]
 
-    def _touched(self, access: Access, program: Shape, at: Shape, mask: Any) -> Any:
-        """The cells that one box touches."""
+    def _touched(self, access: Access, program: Shape, at: Shape) -> Any:
+        """The cells that one box touches; None where data or a loop decides."""
+        mask = _mask(access, program)
+        if mask is None:
+            return None
         if access.offsets is not None:
             value = value_of(access.offsets, program)
             if value is None:
@@ -366,9 +355,6 @@ class Cells:
         """The first element of a cell."""
         at = np.unravel_index(cell, self.sizes)
         return tuple([int(i) * u for i, u in zip(at, self.unit)])
-
-
-_NONE = np.zeros(0, np.int64)
 
 
 def _trips(t: Tracer, atom: Expr) -> Sequence[int] | None:
@@ -449,18 +435,18 @@ def _reaches(t: Tracer, at: Size, mine: Sequence[Expr], length: int, size: Size)
             limit = Limit(0, limit.upper, True)
         if limit is None or not isinstance(step, int) or step < 1:
             return False
-        start = combine(start, multiply(combine(atom, limit.lower, -1), step), -1)
+        start = start - (atom - limit.lower) * step
         parts.append((step * limit.step, step, limit))
     for apart, step, limit in sorted(parts, key=lambda part: part[0]):
         if low(block) < apart:
             return False  # a gap
-        count = combine(combine(limit.upper, limit.lower, -1), 1, 1)  # of trips, if the step is 1
+        count = limit.upper - limit.lower + 1  # of trips, if the step is 1
         if limit.reached:
             if limit.step == 1 and count is ceil_divide(size, step) and low(start) == 0:
                 return high(start) == 0 and len(parts) == 1
-            block = combine(multiply(combine(limit.upper, limit.lower, -1), step), block, 1)
+            block = (limit.upper - limit.lower) * step + block
         elif step == 1:
             block = count
         else:
             return False
-    return high(start) <= 0 and low(combine(combine(start, block, 1), size, -1)) >= 0
+    return high(start) <= 0 and low(start + block - size) >= 0
