@@ -28,7 +28,6 @@ from .moves import Run, runs_of
 from .shared import SWIZZLES
 from .spread import Spread, accumulator
 
-Index = Sequence[Node]
 FAR = 1 << 30  # bytes that a 32-bit offset does not reach any more
 REACH = 21  # bits of the bytes that are left to an instruction's own offset
 
@@ -72,23 +71,28 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
 
 def addresses_of(e: Emission, touch: Touch, spread: Spread) -> tuple[list[str], list[Run]]:
     """The operands that address each register of a Tile in a box, and its runs."""
-    memory, index, type_ = touch.memory, touch.nodes, memory_of(touch.memory)
+    type_ = memory_of(touch.memory)
     align = 16  # a number of elements that divides the offset of the index, 16 at most
-    for node, stride in zip(index, type_.element_strides()):
+    for node, stride in zip(touch.nodes, type_.element_strides()):
         align = math.gcd(align, e.bounds.divisor(node) * divisor_of(stride))
     if type_.scope == "global":
         return _global_addresses(e, touch, spread, align)
     if SWIZZLES[type_.layout]:
         raise InternalError("ptx.emit", "a swizzled place is read and written whole")
-    base, strides = lead_address(e, memory, index), type_.element_strides()
-    steps = [int(strides[a]) for a in touch.axes]
-    return e.shared.addresses(base, spread, steps, type_.dtype.size, align or 16)
+    base = lead_address(e, touch)
+    return e.shared.addresses(base, spread, steps_along(touch), type_.dtype.size, align or 16)
 
 
-def lead_address(e: Emission, place: Node, index: Index, start: str = "") -> str:
+def steps_along(touch: Touch) -> list[int]:
+    """Elements from one to the next along the axes of a Tile in a place."""
+    strides = memory_of(touch.memory).element_strides()
+    return [int(strides[axis]) for axis in touch.axes]
+
+
+def lead_address(e: Emission, touch: Touch, start: str = "") -> str:
     """The shared address of a place (beginning at `start`) at its leading index."""
-    type_, address = memory_of(place), start or e.pointers[place]
-    for node, stride in zip(index, type_.element_strides()):
+    type_, address = memory_of(touch.memory), start or e.pointers[touch.memory]
+    for node, stride in zip(touch.nodes, type_.element_strides()):
         if e.bounds.range(node) != (0, 0):
             part = e.mul(e.values.index32(node), int(stride) * type_.dtype.size)
             address = e.add(address, part)
@@ -206,17 +210,15 @@ def lie_of(type_: Memory) -> Lie:
     return span_of(type_), int(type_.shape[-2]), SWIZZLES[type_.layout] // PIECE
 
 
-def place_runs(
-    e: Emission, place: Node, index: Index, spread: Spread, start: str = ""
-) -> list[PlaceRun]:
+def place_runs(e: Emission, touch: Touch, spread: Spread, start: str = "") -> list[PlaceRun]:
     """The runs of a Tile in a shared place."""
-    type_ = memory_of(place)
-    base = lead_address(e, place, index, start)
+    type_ = memory_of(touch.memory)
+    base = lead_address(e, touch, start)
     if type_.layout == "held":
-        return _held_runs(e, place, base, spread)
+        return _held_runs(e, touch.memory, base, spread)
     if SWIZZLES[type_.layout]:
         return _swizzled_runs(e, type_, base, spread)
-    steps = [int(s) for s in type_.element_strides()[len(index) :]]
+    steps = steps_along(touch)
     addresses, runs = e.shared.addresses(base, spread, steps, type_.dtype.size, 16)
     return [(addresses[at], at, count) for at, count in runs]
 
@@ -318,12 +320,12 @@ def by_matrix(e: Emission, place: Node, spread: Spread) -> bool:
 
 
 def matrix_rows(
-    e: Emission, place: Node, index: Index, spread: Spread, begin: str = ""
+    e: Emission, touch: Touch, spread: Spread, begin: str = ""
 ) -> list[tuple[str, int]]:
     """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
-    threads, type_ = e.threads, memory_of(place)
+    threads, type_ = e.threads, memory_of(touch.memory)
     rows, columns, span = int(type_.shape[-2]), spread.shape[1], SWIZZLES[type_.layout]
-    base = lead_address(e, place, index, begin)
+    base = lead_address(e, touch, begin)
     warp, lane = e.shr(threads.number, 5), threads.bits(0, 5)
     row = e.mad(warp, 16, e.mask(lane, 15))
     turn = e.mask(lane, 7)

@@ -11,13 +11,13 @@ product's registers are those of its places; nothing is copied on the way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...tile.placed import apart, kept_words
-from ...tile.row import memory_of
+from ...tile.row import Touch, memory_of, touches_of
 from .addresses import Exchanged, Lie, lead_address, lie_of, piece_offset
 from .element import widen_word
 from .emission import Emission
@@ -48,7 +48,7 @@ def matrix_async(e: Emission, node: Node) -> None:
     (total, a, b, accumulate), kept = node.inputs[:4], kept_words(node)
     if len(total.shape) > 2:
         raise InternalError("ptx.emit", "an accumulator has no leading index")
-    index, rank, end = node.inputs[4 + len(kept) :], len(a.shape) - 2, len(b.shape) - 2
+    of_a, of_b, *of_kept = list(touches_of(node))[:-2]
     name, depth = WGMMA_TYPES[b.dtype]
     left_name = name if a.dtype is int32 else WGMMA_TYPES[a.dtype][0]
     sums, signs = ("f32", ["1", "1"]) if total.dtype is float32 else ("s32", [])
@@ -58,9 +58,9 @@ def matrix_async(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", f"no sparse product adds {a.type} to {total.type}")
     trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
     deep, sparse = (2 * depth, ".sp") if kept else (depth, "")
-    right = Operand(e, b, index[rank : rank + end], not trans_b, deep)
-    left = None if a in registers else Operand(e, a, index[:rank], not trans_a, depth)
-    words = kept_registers(e, kept[0], index[rank + end :], a.shape[-1] // 32) if kept else []
+    right = Operand(e, of_b, not trans_b, deep)
+    left = None if a in registers else Operand(e, of_a, not trans_a, depth)
+    words = kept_registers(e, of_kept[0], a.shape[-1] // 32) if kept else []
     flags = [str(int(trans_b))] if left is None else [str(int(trans_a)), str(int(trans_b))]
     k, first = b.shape[-2 if trans_b else -1], e.values.scalar(accumulate)
     width = min(n, 256)
@@ -84,10 +84,10 @@ def matrix_async(e: Emission, node: Node) -> None:
                 e.put(form, held, given, right.at(column, step), *more, scale, *signs, *used)
 
 
-def kept_registers(e: Emission, kept: Node, index: Sequence[Node], count: int) -> Registers:
+def kept_registers(e: Emission, kept: Touch, count: int) -> Registers:
     """A thread's words of what is kept; products read such as were written since the last one."""
     words = several(e, "b32", count)
-    base = e.mad(e.threads.number, 4 * count, lead_address(e, kept, index))
+    base = e.mad(e.threads.number, 4 * count, lead_address(e, kept))
     for at in range(0, count, 4):
         form, to = vector("ld.shared", "b32", words[at : at + 4])
         e.put(form, to, f"[{base}+{4 * at}]")
@@ -142,7 +142,7 @@ def load_operand(e: Emission, node: Node) -> None:
     words, lie = e.placed.registers[operand], lie_of(type_)
     if not lie[2] or start % DEPTH:
         raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
-    base = lead_address(e, place, node.inputs[2:])
+    base = lead_address(e, next(touches_of(node)))
     near = Exchanged(e, e.add(base, lane_start(e, (right, warps), lie, k_rows)), lie)
     for number in range(len(words) // 4):
         along = number * 16 * warps[right]
@@ -158,7 +158,7 @@ def load_bytes(e: Emission, node: Node) -> None:
     Along k a lane gets four neighbours of a row: two for each half of 16. Where k runs down the
     rows of the place it gets two neighbours of two rows, for rows of the operand 8 apart.
     """
-    (operand, place), index = node.inputs[:2], node.inputs[2:]
+    operand, place = node.inputs[:2]
     start, turned, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     words, lie = e.placed.registers[operand], lie_of(type_)
     (m, k), warps = operand.shape, e.threads.count // 32
@@ -174,7 +174,7 @@ def load_bytes(e: Emission, node: Node) -> None:
         return piece_offset(e, row, e.shr(matrix, 1), lie)
 
     own = e.memo.once(("bytes", e.threads.number, lie, turned), make)
-    near = Exchanged(e, e.add(lead_address(e, place, index), own), lie)
+    near = Exchanged(e, e.add(lead_address(e, next(touches_of(node))), own), lie)
     for number in range(m // (16 * warps)):
         for deep in range(0, k, 32):
             row, column = number * 16 * warps, start + deep
@@ -240,11 +240,9 @@ SWIZZLE_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
 class Operand:
     """Descriptors of a shared operand of wgmma."""
 
-    def __init__(
-        self, e: Emission, place: Node, lead: Sequence[Node], along_k: bool, depth: int
-    ) -> None:
+    def __init__(self, e: Emission, place: Touch, along_k: bool, depth: int) -> None:
         self.w, self.threads, self.along_k, self.depth = e, e.threads, along_k, depth
-        type_ = memory_of(place)
+        type_ = memory_of(place.memory)
         self.size = type_.dtype.size
         self.swizzle = SWIZZLES[type_.layout]
         if not self.swizzle:
@@ -254,7 +252,7 @@ class Operand:
         leading = 1 if along_k else self.block >> 4
         high = (8 * self.swizzle >> 4) | SWIZZLE_CODES[self.swizzle] << 30
         # an address in a cluster has the rank of its program above the bits of the place
-        low = e.value("bfe.u32", lead_address(e, place, lead), "4", "14")
+        low = e.value("bfe.u32", lead_address(e, place), "4", "14")
         self.low = e.value("or.b32", low, str(leading << 16))
         self.high = e.copy("b32", high)
         self.known: dict[int, str] = {}
