@@ -23,6 +23,7 @@ from ...ir.symbol import Size
 from ...ir.types import Memory
 from ...tile.bounds import divisor_of
 from ...tile.row import Touch, memory_of
+from .element import convert
 from .emission import Emission
 from .moves import Run, runs_of
 from .shared import SWIZZLES
@@ -64,7 +65,7 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
     """The address of an element by its number."""
     size, pointer = memory.dtype.size, e.pointers[memory]
     if memory_of(memory).scope != "global":
-        return e.mad(e.values.resize(offset, dtype, int32), size, pointer)
+        return e.mad(convert(e, dtype, int32, offset), size, pointer)
     form = "mad.wide.s32" if dtype is int32 else "mad.lo.s64"
     return e.value(form, offset, str(size), pointer)
 

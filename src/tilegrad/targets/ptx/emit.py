@@ -36,12 +36,12 @@ from . import (
     emit_placed,
     emit_shape,
 )
-from .element import constant, kind_of
+from .element import convert, kind_of, type_of
 from .emission import Emission, Emit
 from .moves import packed, unpacked
 from .plan_spread import ELEMENTWISE
 from .program import Entry
-from .spread import blocked
+from .spread import SCALAR, blocked
 from .write import Registers, Writer, several
 
 VERSION = "8.5"
@@ -165,16 +165,10 @@ def walk(e: Emission, block: Block) -> None:
 def emit_node(e: Emission, node: Node) -> None:
     """Emit one Node; a value that is free is made where it is wanted."""
     name, elementwise = node.op.name, node.op.category in ELEMENTWISE
-    scalar = node.type is not None and getattr(node.type, "shape", None) == ()
-    if scalar and name == "constant":
-        value = constant(e, node.attrs["value"], e.values.dtype(node))
-        e.values.held[node] = [value]
-    elif scalar and elementwise:
-        operands = tuple(e.values.scalar(i) for i in node.inputs)
-        e.values.held[node] = [e.values.one(node, operands)]
-    elif e.plan.free(node):
+    scalar = getattr(node.type, "shape", None) == ()
+    if e.plan.free(node) and not scalar:
         return
-    elif elementwise or name in ("broadcast", "transpose"):
+    if elementwise or name in ("constant", "broadcast", "transpose"):
         e.values.held[node] = e.values.make(node, e.plan.spread(node))
     elif name in PLAIN:
         if e.overlaps or "griddepcontrol" not in PLAIN[name]:
@@ -201,13 +195,13 @@ def program(e: Emission, node: Node) -> Registers:
         if axis:
             value = e.value("rem.u64", value, e.values.size64(grid[axis]))
         number = e.value("cvt.u32.u64", value)
-    return [e.values.resize(number, int32, e.values.dtype(node))]
+    return [convert(e, int32, e.values.dtype(node), number)]
 
 
 def symbol(e: Emission, node: Node) -> Registers:
     """A Size as a scalar."""
     size = e.values.size64(node.attrs["value"])
-    return [e.values.resize(size, int64, e.values.dtype(node))]
+    return [convert(e, int64, e.values.dtype(node), size)]
 
 
 def require(e: Emission, node: Node) -> None:
@@ -255,31 +249,17 @@ class Carried:
         return list(self.registers)
 
 
-@dataclass(frozen=True)
-class Counter:
-    """The index of a loop: its register, the type of its instructions, and the step."""
-
-    register: str
-    type: str
-    step: int
-
-
 def loop(e: Emission, node: Node) -> None:
     """A Block in turns."""
-    values, step = e.values, node.attrs["step"]
-    dtype = values.dtype(node.blocks[0].arguments[0])
-    type_, kind = ("s32", "b32") if dtype is int32 else ("s64", "b64")
-    start, stop = (values.resize(values.scalar(i), values.dtype(i), dtype) for i in node.inputs[:2])
-    carried = [
-        _carried(e, argument, given)
-        for argument, given in zip(node.blocks[0].arguments[1:], node.inputs[2:])
-    ]
-    counter = Counter(e.copy(kind, start), type_, step)
-    times = copies(e, node)
+    index, *carries = node.blocks[0].arguments
+    dtype = e.values.dtype(index)
+    start, stop = (e.values.get(i, SCALAR, dtype)[0] for i in node.inputs[:2])
+    carried = [_carried(e, argument, given) for argument, given in zip(carries, node.inputs[2:])]
+    counter, times = e.copy(kind_of(dtype), start), copies(e, node)
     if times > 1:
-        limit = e.value(f"sub.{type_}", stop, str((times - 1) * step))
-        turns(e, node.blocks[0], carried, counter, limit, times)
-    turns(e, node.blocks[0], carried, counter, stop, 1)
+        limit = e.value(f"sub.{type_of(dtype)}", stop, str((times - 1) * node.attrs["step"]))
+        turns(e, node, carried, counter, limit, times)
+    turns(e, node, carried, counter, stop, 1)
     give(e, node, [one.held(e) for one in carried])
 
 
@@ -304,22 +284,22 @@ def _carried(e: Emission, argument: Node, given: Node) -> Carried:
 
 def given_to(e: Emission, value: Node, like: Node) -> Registers:
     """A value as another one is held."""
-    registers = e.values.get(value, e.plan.spread(like))
-    return e.values.sized(value, registers, e.values.dtype(like))
+    return e.values.get(value, e.plan.spread(like), e.values.dtype(like))
 
 
 def turns(
-    e: Emission, block: Block, carried: list[Carried], counter: Counter, stop: str, times: int
+    e: Emission, node: Node, carried: list[Carried], counter: str, stop: str, times: int
 ) -> None:
     """A loop of so many copies of a Block."""
-    held, type_ = e.values.held, counter.type
+    block, held, step = node.blocks[0], e.values.held, node.attrs["step"]
+    type_ = type_of(e.values.dtype(block.arguments[0]))
     head, done, more = e.label("loop"), e.label("done"), e.new("pred")
-    e.put(f"setp.ge.{type_}", more, counter.register, stop)
+    e.put(f"setp.ge.{type_}", more, counter, stop)
     e.put("bra.uni", done, guard=more)
     e.place(head)
     with e.shared.loop():
         values = [one.held(e) for one in carried]
-        index = counter.register
+        index = counter
         for copy in range(times):
             with e.memo.inside():
                 held[block.arguments[0]] = [index]
@@ -327,11 +307,11 @@ def turns(
                 e.block(block)
                 values = [given_to(e, r, one.like) for r, one in zip(block.results, carried)]
             if copy + 1 < times:
-                index = e.value(f"add.{type_}", index, str(counter.step))
+                index = e.value(f"add.{type_}", index, str(step))
         values = [one.packed(e, new) for one, new in zip(carried, values)]
         swap(e, carried, values)
-    e.put(f"add.{type_}", counter.register, counter.register, str(counter.step * times))
-    e.put(f"setp.lt.{type_}", more, counter.register, stop)
+    e.put(f"add.{type_}", counter, counter, str(step * times))
+    e.put(f"setp.lt.{type_}", more, counter, stop)
     e.put("bra.uni", head, guard=more)
     e.place(done)
 

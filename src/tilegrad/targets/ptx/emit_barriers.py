@@ -25,6 +25,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.build import Body
+from .element import convert
 from .emission import Emission
 from .shared import Hazards
 
@@ -102,7 +103,7 @@ def fence(e: Emission, node: Node) -> None:
 def cluster_rank(e: Emission, node: Node) -> list[str]:
     """This program's number in its cluster."""
     rank = e.value("mov.u32", "%cluster_ctarank")
-    return [e.values.resize(rank, int32, e.values.dtype(node))]
+    return [convert(e, int32, e.values.dtype(node), rank)]
 
 
 def cluster_meets(e: Emission) -> None:

@@ -139,8 +139,7 @@ def copy_pages(e: Emission, node: Node) -> None:
     values, threads, boxes = e.values, e.threads, boxes_of(e, node)
     spans, count = boxes.count, boxes.count * int(pages.shape[0])
     each, step = row_offsets(memory_of(boxes.place.memory), boxes.box.shape[0])
-    number = values.get(pages, e.plan.spread(pages))[0]
-    number = values.resize(number, values.dtype(pages), int32)
+    (number,) = values.get(pages, e.plan.spread(pages), int32)
     base, landing = lead_address(e, boxes.place), f"[{barrier_address(e, barrier, stage)}]"
     found = [values.index32(i) for i in boxes.box.nodes]
     form, hint = boxes.form(LOAD), []

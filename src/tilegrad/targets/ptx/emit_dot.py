@@ -46,7 +46,7 @@ def dot(e: Emission, node: Node) -> Registers:
     to = e.plan.spread(node)
     if to not in [dot_spread(node, e.threads.count, rows) for rows in (False, True)]:
         to = dot_spread(node, e.threads.count)
-    totals = converted(e, values.get(c, to), values.dtype(c), wide)
+    totals = values.get(c, to, wide)
     held = held_alike(e, a, to) if matrix else None
     sizes = [x.shape[0] * x.shape[1] * dtype.size + max(x.shape) * PAD for x in (b, a)]
     sizes = [-(-s // 16) * 16 for s in (sizes[:1] if held else sizes)]
@@ -60,12 +60,8 @@ def dot(e: Emission, node: Node) -> Registers:
         found = by_warps(e, node, to, left, right, totals, held)
     else:
         found = by_threads(e, to, left, right, totals, a.shape[1], dtype)
-    return values.planned(node, converted(e, found, wide, values.dtype(node)), to)
-
-
-def converted(w: Writer, registers: Registers, source: DType, to: DType) -> Registers:
-    """Registers in another dtype."""
-    return registers if source is to else [convert(w, source, to, r) for r in registers]
+    found = [convert(e, wide, values.dtype(node), r) for r in found]
+    return values.planned(node, found, to)
 
 
 def take_turn(e: Emission, node: Node, bytes_: int) -> str:
@@ -82,7 +78,7 @@ def take_turn(e: Emission, node: Node, bytes_: int) -> str:
 def lay(e: Emission, x: Node, dtype: DType, base: str, free_turn: bool) -> Laid:
     """Write an operand to shared memory, along the axis its registers run along."""
     own = e.values.spread_of(x)
-    registers = converted(e, e.values.get(x, own), e.values.dtype(x), dtype)
+    registers = e.values.get(x, own, dtype)
     rows, columns = x.shape
     ways = []
     for turned in (False, True) if free_turn else (False,):

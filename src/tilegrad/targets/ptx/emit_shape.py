@@ -22,6 +22,7 @@ from ...ir.types import Shape
 from . import rules
 from .emission import Emission
 from .moves import get_word, put_word, shuffle
+from .plan_spread import seen
 from .spread import Spread, lines
 from .write import Registers, Writer
 
@@ -54,7 +55,7 @@ def in_warps(e: Emission, node: Node, source: Spread) -> Part:
         groups = grouped(source, axis, list(factors))
         found = [fold_products(e, groups[at]) for at in left]
     else:
-        registers = values.sized(x, values.get(x, source), dtype)
+        registers = values.get(x, source, dtype)
         groups = grouped(source, axis, registers)
         found = [fold(e, groups[at], kind, dtype) for at in left]
     for bit in reduced_bits(source, axis)[0]:
@@ -156,15 +157,13 @@ def over_warps(
 def reshape(e: Emission, node: Node) -> Registers:
     """A Tile in another row-major shape."""
     x, to = node.inputs[0], e.plan.spread(node)
-    if x.shape == ():
-        return e.values.get(x, to)
     try:
-        seen = to.reshape(x.shape)
+        before = seen(node, to)
     except InternalError:
         own = e.plan.spread(x)
         registers = e.values.get(x, own)
         return e.shared.exchange(registers, own.reshape(node.shape), to, e.values.dtype(x))
-    return e.values.get(x, seen)
+    return e.values.get(x, before)
 
 
 def extract(e: Emission, node: Node) -> Registers:
@@ -205,7 +204,7 @@ def stack_rows(e: Emission, node: Node) -> Registers:
     values = e.values
     own = values.spread_of(next((x for x in node.inputs if not e.plan.free(x)), node.inputs[0]))
     dtype = values.dtype(node)
-    registers = [r for x in node.inputs for r in values.sized(x, values.get(x, own), dtype)]
+    registers = [r for x in node.inputs for r in values.get(x, own, dtype)]
     return values.change(registers, own.stack(len(node.inputs)), e.plan.spread(node), dtype)
 
 
@@ -251,7 +250,7 @@ def cumulative(e: Emission, node: Node) -> Registers:
     x, axis, dtype = node.inputs[0], node.attrs["axis"], e.values.dtype(node)
     one = Combining(e, node.attrs["kind"], dtype)
     own = lines(node.shape, e.threads.count, axis)
-    registers = e.values.sized(x, e.values.get(x, own), dtype)
+    registers = e.values.get(x, own, dtype)
     numbers = list(range(len(registers)))
     groups = [
         sorted(line, key=lambda n: own.registers[n][axis])
