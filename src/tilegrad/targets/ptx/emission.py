@@ -33,8 +33,7 @@ class Placed:
     paired: set[Node] = field(default_factory=set)  # those of 16 bits, two elements a register
     spreads: dict[Node, Spread] = field(default_factory=dict)  # of places as threads hold them
     barriers: dict[Node, int] = field(default_factory=dict)  # offset of each array of barriers
-    maps: dict[TensorMap, int] = field(default_factory=dict)
-    map_addresses: dict[TensorMap, str] = field(default_factory=dict)
+    maps: dict[TensorMap, str] = field(default_factory=dict)  # and their addresses
 
 
 class Emission(Writer):
@@ -47,7 +46,7 @@ class Emission(Writer):
         self.warps = warps_of(body)
         self.memo = Memo()
         self.bounds = Bounds(body)
-        self.plan = SpreadPlan(body, self.warps)
+        self.plan = SpreadPlan(body, self.bounds, self.warps)
         self.threads = Threads(self, self.memo, 32 * self.warps)
         self.shared = Shared(self.threads)
         self.values = Values(self.bounds, self.plan, self.shared)

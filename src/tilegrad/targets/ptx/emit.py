@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from ...core.dtype import int32, int64
 from ...core.errors import InternalError, UserError
@@ -78,15 +79,23 @@ def entry_of(e: Emission, name: str) -> Entry:
     """How the entry is launched."""
     body = e.body
     bytes_ = e.shared.bytes + (1024 if e.swizzled else 0)
-    arguments = (
-        *(("pointer", i) for i in range(len(body.parameters) + bool(body_sites(body)))),
-        *(("symbol", s.name) for s in body_symbols(body)),
-        *(("map", m) for m in e.placed.maps),
-    )
+    given = tuple((kind, value) for kind, value, _ in arguments(e))
     cluster = tuple(body.notes.get("cluster", ()))
     waits = e.waits_before is not None or emit_barriers.dependent(e)
     grid = (product(body.grid),) if flat(body) else tuple(body.grid)
-    return Entry(name, arguments, grid, 32 * e.warps, bytes_, cluster, waits)
+    return Entry(name, given, grid, 32 * e.warps, bytes_, cluster, waits)
+
+
+def arguments(e: Emission) -> list[tuple[str, Any, str]]:
+    """What the entry is given in order: as an Entry says it, and how it is declared."""
+    pointers = [f"memory_{i}" for i in range(len(e.body.parameters))]
+    pointers += ["fault"] if body_sites(e.body) else []
+    symbols = [s.name for s in body_symbols(e.body)]
+    return [
+        *(("pointer", i, f".u64 {name}") for i, name in enumerate(pointers)),
+        *(("symbol", name, f".s64 symbol_{name}") for name in symbols),
+        *(("map", m, f".align 64 .b8 map_{i}[128]") for i, m in enumerate(e.placed.maps)),
+    ]
 
 
 def flat(body: Body) -> bool:
@@ -100,10 +109,7 @@ def text_of(e: Emission, name: str) -> str:
     lines = [f".version {VERSION}", f".target {e.target.cpu or 'sm_90a'}", ".address_size 64", ""]
     if e.shared.bytes or e.shared.sizes:
         lines.append(".extern .shared .align 128 .b8 dynamic_shared[];")
-    declared = [f"\t.param .u64 memory_{i}" for i in range(len(body.parameters))]
-    declared += ["\t.param .u64 fault"] if body_sites(body) else []
-    declared += [f"\t.param .s64 symbol_{s.name}" for s in body_symbols(body)]
-    declared += [f"\t.param .align 64 .b8 map_{i}[128]" for i in e.placed.maps.values()]
+    declared = [f"\t.param {declaration}" for _, _, declaration in arguments(e)]
     lines += [f".visible .entry {name}(", ",\n".join(declared), ")"]
     lines.append(f".maxntid {32 * e.warps}, 1, 1")
     resident = 1 if e.has("role") else body.notes.get("resident", 0)
@@ -126,9 +132,8 @@ def frame(e: Emission) -> None:
     e.fault = pointer("fault") if e.sites else ""
     for symbol in body_symbols(e.body):
         e.values.symbols[symbol.name] = e.value("ld.param.s64", f"[symbol_{symbol.name}]")
-    for map_, number in e.placed.maps.items():
-        address = e.value("mov.u64", f"map_{number}")
-        e.placed.map_addresses[map_] = e.value("cvta.param.u64", address)
+    for number, map_ in enumerate(e.placed.maps):
+        e.placed.maps[map_] = e.value("cvta.param.u64", e.value("mov.u64", f"map_{number}"))
     if e.has("allocate", "barrier"):
         e.shared.base = e.value("mov.u32", "dynamic_shared")
         if e.swizzled:

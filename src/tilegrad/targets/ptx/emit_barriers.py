@@ -124,8 +124,8 @@ def start_barriers(e: Emission, roles: list[tuple[Node, bool]]) -> None:
     first = e.test("eq.s32", e.threads.number, 0)
     skip = e.label("ready")
     e.put("bra", skip, guard=f"!{first}")
-    for map_ in placed.maps:
-        e.put("prefetch.tensormap", f"[{placed.map_addresses[map_]}]")
+    for address in placed.maps.values():
+        e.put("prefetch.tensormap", f"[{address}]")
     factors = barrier_factors(roles, telling(e))
     for node, at in placed.barriers.items():
         count = node.attrs["count"] * factors.get(node, 1)

@@ -77,7 +77,7 @@ def boxes_of(e: Emission, node: Node) -> Boxes:
         raise InternalError("ptx.emit", f"no tensor map describes {type_} along {box.axes}")
     number = e.body.parameters.index(box.memory)
     map_ = TensorMap(number, type_.dtype, type_.shape, strides, tuple(full), swizzle)
-    e.placed.maps.setdefault(map_, len(e.placed.maps))
+    e.placed.maps.setdefault(map_, "")
     return Boxes(box, place, map_, span, columns // span)
 
 
@@ -89,7 +89,7 @@ def collect_maps(e: Emission) -> None:
 
 def source_at(e: Emission, boxes: Boxes, at: Sequence[str]) -> str:
     """A box of a Memory as an operand: its map, and its coordinates, innermost first."""
-    return f"[{e.placed.map_addresses[boxes.map]}, {braced(at[::-1])}]"
+    return f"[{e.placed.maps[boxes.map]}, {braced(at[::-1])}]"
 
 
 def along(e: Emission, boxes: Boxes, address: str, first: int) -> Iterator[tuple[str, str]]:
@@ -210,8 +210,7 @@ def store_threads(e: Emission, node: Node) -> None:
         words.append(braced(several(e, "b32", 4)))
         e.put("ld.shared.v4.b32", words[-1], where, guard=cover.guard)
     for address, held, word in zip(pieces_of(e, box, cover), inside, words):
-        guard = e.and_predicates(held, cover.guard) if held and cover.guard else held or cover.guard
-        e.put("st.global.v4.b32", address, word, guard=guard)
+        e.put("st.global.v4.b32", address, word, guard=e.threads.and_guards(held, cover.guard))
 
 
 def clear_rows(e: Emission, node: Node) -> None:
@@ -358,8 +357,7 @@ def pieces_inside(e: Emission, box: Touch, cover: Cover) -> Registers:
     found = []
     for step in cover.starts:  # below 0 is far above, unsigned
         at = e.add(first, step) if step else first
-        mine = e.test(test, at, end)
-        found.append(e.and_predicates(mine, held) if held else mine)
+        found.append(e.threads.and_guards(e.test(test, at, end), held))
     return found
 
 

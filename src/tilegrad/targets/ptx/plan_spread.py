@@ -34,7 +34,6 @@ from .spread import (
     accumulator_turns,
     blocked,
     grid,
-    lanes,
     lines,
     operand_pairs,
     operand_rows,
@@ -43,6 +42,7 @@ from .spread import (
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
 DERIVED = ("broadcast", "reshape", "transpose")
+WARP = 32
 NEAR = 1 << 18  # elements of a Memory that caches keep
 
 
@@ -103,8 +103,8 @@ def far(memory: Node) -> bool:
 class SpreadPlan:
     """Spreads by Node, for one Body."""
 
-    def __init__(self, body: Body, warps: int) -> None:
-        self.bounds = Bounds(body)
+    def __init__(self, body: Body, bounds: Bounds, warps: int) -> None:
+        self.bounds = bounds
         self.parent: dict[Node, Node] = {}
         self.threads: dict[Node, int] = {}
         self.anchors: dict[Node, Spread] = {}
@@ -206,7 +206,7 @@ class SpreadPlan:
         elif name in ("read_place", "write_place"):
             self._place(node)
         elif name == "copy_pages" and self._holds(node.inputs[4]):
-            self._anchor(node.inputs[4], lanes(node.inputs[4].shape[0]))
+            self._anchor(node.inputs[4], blocked(node.inputs[4].shape, WARP, 1))
         elif name == "get":
             self._get(node)
 
@@ -259,8 +259,8 @@ class SpreadPlan:
             strides = memory_of(touch.memory).element_strides()
             wish.merge(Wish(inner={i: 1 for i, a in enumerate(touch.axes) if strides[a] == 1}))
             if self._holds(tiles[0]) and far(touch.memory):
-                moved = {size: size * 8**self.depth}
-                wish.merge(Wish(moved=moved, together=self._together(touch)))
+                bytes_ = {size: size * 8**self.depth}
+                wish.merge(Wish(moved=bytes_, together=self._together(touch)))
 
     def _together(self, touch: Touch) -> int:
         """How many neighbours an access moves at once at most; 0 where 16 bytes are aligned."""

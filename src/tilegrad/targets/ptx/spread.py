@@ -191,14 +191,6 @@ def blocked(
     return _assigned(shape, (lanes + free)[:wanted], inner)
 
 
-def lanes(count: int) -> Spread:
-    """A line of at most 32, one element a lane of every warp, over and over."""
-    if count < 1 or count > 32 or count & (count - 1):
-        raise InternalError("ptx.spread", f"no power of two of lanes hold {count} elements")
-    fields = ((0, count.bit_length() - 1, 0, 1),) if count > 1 else ()
-    return Spread((count,), fields, ((0,),))
-
-
 def lines(shape: Shape, threads: int, axis: int) -> Spread:
     """A thread holds neighbours along an axis, and neighbouring threads what follows."""
     wanted = threads.bit_length() - 1
