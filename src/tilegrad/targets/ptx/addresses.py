@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ...core.dtype import DType, int32
 from ...core.errors import InternalError
@@ -197,18 +198,27 @@ PIECE = 16  # bytes that are exchanged as one
 
 
 PlaceRun = tuple[str, int, int]  # neighbouring registers in a place: where, the first, how many
-Lie = tuple[int, int, int]  # see `lie_of`
 
 
-def span_of(type_: Memory) -> int:
-    """Bytes of a row within a block of columns: those of its swizzle, or all of them."""
-    return SWIZZLES[type_.layout] or int(type_.shape[-1]) * type_.dtype.size
+class Lie(NamedTuple):
+    """How the rows of a place lie, of a line its elements."""
+
+    span: int  # bytes of a row within a block of columns
+    rows: int
+    turns: int  # pieces of a row that are exchanged; 0 where it is not swizzled
+
+    @property
+    def block(self) -> int:
+        """Bytes from a block of columns to the next."""
+        return self.rows * self.span
 
 
 def lie_of(type_: Memory) -> Lie:
-    """Of a place: bytes of a row within a block of columns, rows, and how many pieces of a row are
-    exchanged (0 where it is not swizzled)."""
-    return span_of(type_), int(type_.shape[-2]), SWIZZLES[type_.layout] // PIECE
+    """How a place lies: a row of a block ends with its swizzle, or with the row."""
+    shape = type_.shape if len(type_.shape) > 1 else (*type_.shape, 1)
+    rows, columns = (int(size) for size in shape[-2:])
+    swizzle = SWIZZLES[type_.layout]
+    return Lie(swizzle or columns * type_.dtype.size, rows, swizzle // PIECE)
 
 
 def place_runs(e: Emission, touch: Touch, spread: Spread, start: str = "") -> list[PlaceRun]:
@@ -238,7 +248,7 @@ def _swizzled_runs(e: Emission, type_: Memory, base: str, spread: Spread) -> lis
     """Runs in a swizzled place: the piece of a column is exchanged by the row. One address a
     thread does where registers only add and exchange."""
     size, lie = type_.dtype.size, lie_of(type_)
-    runs = runs_of(spread, [lie[1] * lie[0] // size, 1], PIECE, size)
+    runs = runs_of(spread, [lie.block // size, 1], PIECE, size)
     starts = [spread.registers[start] for start, _ in runs]
     reach = [0, 0]
     for _, width, axis, stride in spread.fields:
@@ -266,14 +276,14 @@ def _swizzled_runs(e: Emission, type_: Memory, base: str, spread: Spread) -> lis
 
 def piece_offset(e: Emission, row: str, piece: str, lie: Lie) -> str:
     """The offset of a 16-byte piece of a row."""
-    span, rows, turns = lie
+    span, turns = lie.span, lie.turns
     if not turns:
         return e.mad(row, span, e.shl(piece, 4))
     block = e.shr(piece, turns.bit_length() - 1)
     inner = e.mask(piece, turns - 1)
     turn = e.mask(e.shr(e.mul(row, span), 7), turns - 1)
     inner = e.shl(e.xor(inner, turn), 4)
-    return e.mad(block, rows * span, e.mad(row, span, inner))
+    return e.mad(block, lie.block, e.mad(row, span, inner))
 
 
 class Exchanged:
@@ -325,7 +335,7 @@ def matrix_rows(
 ) -> list[tuple[str, int]]:
     """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
     threads, type_ = e.threads, memory_of(touch.memory)
-    rows, columns, span = int(type_.shape[-2]), spread.shape[1], SWIZZLES[type_.layout]
+    columns, (span, rows, _) = spread.shape[1], lie_of(type_)
     base = lead_address(e, touch, begin)
     warp, lane = e.shr(threads.number, 5), threads.bits(0, 5)
     row = e.mad(warp, 16, e.mask(lane, 15))
@@ -345,19 +355,9 @@ def matrix_rows(
     return found
 
 
-# ---- rows ---------------------------------------------------------------------------------------
-
-
-def row_offsets(type_: Memory, row: int) -> tuple[int, int]:
-    """Bytes of a place before a row, and from a span of its columns to the next."""
-    if len(type_.shape) < 2:
-        return row * type_.dtype.size, 0
-    return row * span_of(type_), int(type_.shape[-2]) * span_of(type_)
-
-
 def row_address(e: Emission, place: Node, row: int) -> str:
     """Where a place begins, as if its first rows were not there."""
     type_ = memory_of(place)
     if type_.layout == "held":
         raise InternalError("ptx.emit", f"no rows from {row} on are read of {place!r}")
-    return e.add(e.pointers[place], row_offsets(type_, row)[0])
+    return e.add(e.pointers[place], row * lie_of(type_).span)

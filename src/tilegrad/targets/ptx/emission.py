@@ -52,6 +52,7 @@ class Emission(Writer):
         self.values = Values(self.bounds, self.plan, self.shared)
         self.placed = Placed()
         self.pointers: dict[Node, str] = {}  # global address (b64) or shared address (b32)
+        self.results: dict[Node, list[list[str]]] = {}  # of loops and branches
         self.sites: dict[Node, int] = {}  # numbers of conditions
         self.fault = ""  # where the number of one that fails is left
 
@@ -62,14 +63,6 @@ class Emission(Writer):
     def has(self, *names: str) -> bool:
         """Whether the Body has one of some ops."""
         return any(n.op.name in names for n in self.nodes)
-
-    @cached_property
-    def gets(self) -> dict[Node, list[Node]]:
-        """The `get` Nodes of each loop and branch."""
-        found: dict[Node, list[Node]] = {}
-        for node in self.body.block.find("get"):
-            found.setdefault(node.inputs[0], []).append(node)
-        return found
 
     @property
     def overlaps(self) -> bool:

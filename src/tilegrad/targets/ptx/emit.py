@@ -265,7 +265,7 @@ def loop(e: Emission, node: Node) -> None:
         limit = e.value(f"sub.{type_of(dtype)}", stop, str((times - 1) * node.attrs["step"]))
         turns(e, node, carried, counter, limit, times)
     turns(e, node, carried, counter, stop, 1)
-    give(e, node, [one.held(e) for one in carried])
+    e.results[node] = [one.held(e) for one in carried]
 
 
 def copies(e: Emission, node: Node) -> int:
@@ -336,16 +336,9 @@ def swap(w: Writer, carried: list[Carried], values: list[Registers]) -> None:
 # ---- results and branches -----------------------------------------------------------------------
 
 
-def get(e: Emission, node: Node) -> None:
-    """A result of a loop or branch, which gave it."""
-    if node not in e.values.held:
-        raise InternalError("ptx.emit", f"{node!r} has no value")
-
-
-def give(e: Emission, node: Node, results: list[Registers]) -> None:
-    """Hand the results of a loop or branch to the `get` Nodes that read them."""
-    for user in e.gets.get(node, ()):
-        e.values.held[user] = results[user.attrs["index"]]
+def get(e: Emission, node: Node) -> Registers:
+    """A result of a loop or branch."""
+    return e.results[node.inputs[0]][node.attrs["index"]]
 
 
 def branch(e: Emission, node: Node) -> None:
@@ -353,8 +346,9 @@ def branch(e: Emission, node: Node) -> None:
     hazards = e.shared.hazards
     otherwise, done = e.label("else"), e.label("end")
     results: list[Carried] = []
+    gets = {n.attrs["index"]: n for n in e.nodes if n.op.name == "get" and n.inputs[0] is node}
     for number, value in enumerate(node.blocks[0].results):
-        sample = next((g for g in e.gets.get(node, ()) if g.attrs["index"] == number), value)
+        sample = gets.get(number, value)
         kind = kind_of(e.values.dtype(sample))
         count = len(e.plan.spread(sample).registers) if not e.plan.free(sample) else 0
         results.append(Carried(sample, several(e, kind, count), kind))
@@ -373,7 +367,7 @@ def branch(e: Emission, node: Node) -> None:
             e.place(otherwise)
     e.place(done)
     hazards.join(*after)
-    give(e, node, [one.registers for one in results])
+    e.results[node] = [one.registers for one in results]
 
 
 # Ops that are one instruction, on the numbers that they have as attrs.

@@ -26,7 +26,6 @@ from .addresses import (
     lead_address,
     lie_of,
     piece_offset,
-    row_offsets,
 )
 from .emission import Emission
 from .emit_barriers import barrier_address
@@ -94,7 +93,7 @@ def source_at(e: Emission, boxes: Boxes, at: Sequence[str]) -> str:
 
 def along(e: Emission, boxes: Boxes, address: str, first: int) -> Iterator[tuple[str, str]]:
     """The boxes along the columns, and where they lie from `first` bytes behind an address on."""
-    _, step = row_offsets(memory_of(boxes.place.memory), 0)
+    step = lie_of(memory_of(boxes.place.memory)).block
     for number in range(boxes.count):
         at = [e.values.index32(i) for i in boxes.box.nodes]
         if number:
@@ -107,14 +106,13 @@ def copy_async(e: Emission, node: Node) -> None:
     on a barrier."""
     boxes, (barrier, stage), more = boxes_of(e, node), node.inputs[2:4], []
     place, form, alone = boxes.place, boxes.form(LOAD), node.op.name == "copy_async"
-    first, _ = row_offsets(memory_of(place.memory), node.attrs.get("row", 1))
+    row_bytes, first = lie_of(memory_of(place.memory)).span, 0
     if alone:
-        address = lead_address(e, place)
+        address, first = lead_address(e, place), node.attrs["row"] * row_bytes
     else:
         *_, row, rank = node.inputs
         whole = replace(place, index=place.index[: -len(place.axes)])
-        address = e.mad(e.values.index32(row), first, lead_address(e, whole))
-        first = 0
+        address = e.mad(e.values.index32(row), row_bytes, lead_address(e, whole))
     landing = f"[{barrier_address(e, barrier, stage)}]"
     if not alone:
         mask = e.shl(e.copy("b32", node.attrs["mask"]), e.values.index32(rank))
@@ -138,7 +136,7 @@ def copy_pages(e: Emission, node: Node) -> None:
     barrier, stage, pages = node.inputs[2:5]
     values, threads, boxes = e.values, e.threads, boxes_of(e, node)
     spans, count = boxes.count, boxes.count * int(pages.shape[0])
-    each, step = row_offsets(memory_of(boxes.place.memory), boxes.box.shape[0])
+    lie = lie_of(memory_of(boxes.place.memory))
     (number,) = values.get(pages, e.plan.spread(pages), int32)
     base, landing = lead_address(e, boxes.place), f"[{barrier_address(e, barrier, stage)}]"
     found = [values.index32(i) for i in boxes.box.nodes]
@@ -155,8 +153,8 @@ def copy_pages(e: Emission, node: Node) -> None:
         at = list(found)
         at[0] = e.add(e.value("shfl.sync.idx.b32", number, page, "31", "-1"), found[0])
         at[-1] = e.mad(span, boxes.columns, found[-1])
-        address = e.mad(page, each, base)
-        address = e.mad(span, step, address)
+        address = e.mad(page, boxes.box.shape[0] * lie.span, base)
+        address = e.mad(span, lie.block, address)
         mine = e.test("lt.s32", threads.number, min(WARP, count - first))
         e.put(form, f"[{address}]", source_at(e, boxes, at), landing, *hint, guard=mine)
 
@@ -258,7 +256,7 @@ def own_piece(e: Emission, cover: Cover) -> tuple[str, str]:
 def pieces_at(e: Emission, place: Touch, cover: Cover, first: int) -> Registers:
     """Where this thread's pieces lie in a place, from row `first` on."""
     lie = lie_of(memory_of(place.memory))
-    if lie[2] and first % 8:
+    if lie.turns and first % 8:
         raise InternalError("ptx.emit", f"row {first} of a swizzled place")
     own = e.memo.once(
         ("piece", e.threads.number, cover.pieces, lie),

@@ -22,7 +22,6 @@ from .addresses import Exchanged, Lie, lead_address, lie_of, piece_offset
 from .element import widen_word
 from .emission import Emission
 from .moves import load_matrices
-from .shared import SWIZZLES
 from .write import Registers, braced, several, vector
 
 WGMMA_TYPES = {
@@ -140,7 +139,7 @@ def load_operand(e: Emission, node: Node) -> None:
     start, k_rows, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     right, warps = operands_of(e)[operand]
     words, lie = e.placed.registers[operand], lie_of(type_)
-    if not lie[2] or start % DEPTH:
+    if not lie.turns or start % DEPTH:
         raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
     base = lead_address(e, next(touches_of(node)))
     near = Exchanged(e, e.add(base, lane_start(e, (right, warps), lie, k_rows)), lie)
@@ -162,7 +161,7 @@ def load_bytes(e: Emission, node: Node) -> None:
     start, turned, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     words, lie = e.placed.registers[operand], lie_of(type_)
     (m, k), warps = operand.shape, e.threads.count // 32
-    if not lie[2] or start % 32 or k % 32 or m % (16 * warps) or operand not in e.placed.paired:
+    if not lie.turns or start % 32 or k % 32 or m % (16 * warps) or operand not in e.placed.paired:
         raise InternalError("ptx.emit", f"no {operand.type} comes from {type_} at {start}")
 
     def make() -> str:
@@ -234,23 +233,19 @@ def serpentine(high: int, wide: int) -> Iterator[tuple[int, int]]:
 # ---- descriptors --------------------------------------------------------------------------------
 
 
-SWIZZLE_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
+SWIZZLE_CODES = {128: 1, 64: 2, 32: 3}
 
 
 class Operand:
     """Descriptors of a shared operand of wgmma."""
 
     def __init__(self, e: Emission, place: Touch, along_k: bool, depth: int) -> None:
-        self.w, self.threads, self.along_k, self.depth = e, e.threads, along_k, depth
-        type_ = memory_of(place.memory)
-        self.size = type_.dtype.size
-        self.swizzle = SWIZZLES[type_.layout]
-        if not self.swizzle:
+        self.e, self.along_k, self.depth = e, along_k, depth
+        self.size, self.lie = place.memory.dtype.size, lie_of(memory_of(place.memory))
+        if not self.lie.turns:
             raise InternalError("ptx.emit", "a matrix operand lies in a swizzled place")
-        self.span = self.swizzle // self.size  # columns of a block
-        self.block = int(type_.shape[-2]) * self.swizzle  # bytes of one
-        leading = 1 if along_k else self.block >> 4
-        high = (8 * self.swizzle >> 4) | SWIZZLE_CODES[self.swizzle] << 30
+        leading = 1 if along_k else self.lie.block >> 4
+        high = (8 * self.lie.span >> 4) | SWIZZLE_CODES[self.lie.span] << 30
         # an address in a cluster has the rank of its program above the bits of the place
         low = e.value("bfe.u32", lead_address(e, place), "4", "14")
         self.low = e.value("or.b32", low, str(leading << 16))
@@ -260,15 +255,18 @@ class Operand:
     def at(self, row: int, step: int, groups: int = 1) -> str:
         """The descriptor for elements from `row` (of m or n) on, at a step of k."""
         k = step * self.depth
-        column, down = (k, row) if self.along_k else (row, k)
-        offset = (column // self.span) * self.block
-        offset += column % self.span * self.size + down * self.swizzle
+        offset = self.offset(*((k, row) if self.along_k else (row, k)))
         if offset not in self.known:
             low = self.low
             if groups > 1:
-                apart = 64 * self.swizzle if self.along_k else 64 // self.span * self.block
-                low = self.w.mad(self.threads.group(), apart >> 4, low)
+                apart = self.offset(*((0, 64) if self.along_k else (64, 0)))
+                low = self.e.mad(self.e.threads.group(), apart >> 4, low)
             if offset:
-                low = self.w.add(low, offset >> 4)
-            self.known[offset] = self.w.value("mov.b64", braced((low, self.high)))
+                low = self.e.add(low, offset >> 4)
+            self.known[offset] = self.e.value("mov.b64", braced((low, self.high)))
         return self.known[offset]
+
+    def offset(self, column: int, row: int) -> int:
+        """Bytes to an element."""
+        block, rest = divmod(column * self.size, self.lie.span)
+        return block * self.lie.block + rest + row * self.lie.span
