@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tilegrad.core.errors import InternalError
-from tilegrad.targets.ptx.plan_spread import broadcast_source, warp_grid
+from tilegrad.targets.ptx.plan_spread import warp_grid
 from tilegrad.targets.ptx.spread import (
     Spread,
     accumulator,
@@ -109,11 +109,11 @@ def test_shapes_seen_otherwise() -> None:
         spread.permute((1, 0)),
         spread.drop(0),
         spread.drop(1),
-        spread.squeeze([0]),
+        spread.before_repeat((1, 64)),
         spread.stack(3),
         spread.reshape((4, 2, 64)),
-        broadcast_source(spread, (8, 1)),
-        broadcast_source(spread, (64,)),
+        spread.before_repeat((8, 1)),
+        spread.before_repeat((64,)),
     ):
         check(other, 128)
     held, flat = check(spread, 128), check(spread.reshape((512,)), 128)

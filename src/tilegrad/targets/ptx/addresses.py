@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ...core.dtype import DType, int32
 from ...core.errors import InternalError
@@ -23,12 +24,12 @@ from ...ir.symbol import Size
 from ...ir.types import Memory
 from ...tile.bounds import divisor_of
 from ...tile.row import Touch, memory_of
+from .element import convert
 from .emission import Emission
 from .moves import Run, runs_of
 from .shared import SWIZZLES
 from .spread import Spread, accumulator
 
-Index = Sequence[Node]
 FAR = 1 << 30  # bytes that a 32-bit offset does not reach any more
 REACH = 21  # bits of the bytes that are left to an instruction's own offset
 
@@ -65,30 +66,35 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
     """The address of an element by its number."""
     size, pointer = memory.dtype.size, e.pointers[memory]
     if memory_of(memory).scope != "global":
-        return e.mad(e.values.resize(offset, dtype, int32), size, pointer)
+        return e.mad(convert(e, dtype, int32, offset), size, pointer)
     form = "mad.wide.s32" if dtype is int32 else "mad.lo.s64"
     return e.value(form, offset, str(size), pointer)
 
 
 def addresses_of(e: Emission, touch: Touch, spread: Spread) -> tuple[list[str], list[Run]]:
     """The operands that address each register of a Tile in a box, and its runs."""
-    memory, index, type_ = touch.memory, touch.nodes, memory_of(touch.memory)
+    type_ = memory_of(touch.memory)
     align = 16  # a number of elements that divides the offset of the index, 16 at most
-    for node, stride in zip(index, type_.element_strides()):
+    for node, stride in zip(touch.nodes, type_.element_strides()):
         align = math.gcd(align, e.bounds.divisor(node) * divisor_of(stride))
     if type_.scope == "global":
         return _global_addresses(e, touch, spread, align)
     if SWIZZLES[type_.layout]:
         raise InternalError("ptx.emit", "a swizzled place is read and written whole")
-    base, strides = lead_address(e, memory, index), type_.element_strides()
-    steps = [int(strides[a]) for a in touch.axes]
-    return e.shared.addresses(base, spread, steps, type_.dtype.size, align or 16)
+    base = lead_address(e, touch)
+    return e.shared.addresses(base, spread, steps_along(touch), type_.dtype.size, align or 16)
 
 
-def lead_address(e: Emission, place: Node, index: Index, start: str = "") -> str:
+def steps_along(touch: Touch) -> list[int]:
+    """Elements from one to the next along the axes of a Tile in a place."""
+    strides = memory_of(touch.memory).element_strides()
+    return [int(strides[axis]) for axis in touch.axes]
+
+
+def lead_address(e: Emission, touch: Touch, start: str = "") -> str:
     """The shared address of a place (beginning at `start`) at its leading index."""
-    type_, address = memory_of(place), start or e.pointers[place]
-    for node, stride in zip(index, type_.element_strides()):
+    type_, address = memory_of(touch.memory), start or e.pointers[touch.memory]
+    for node, stride in zip(touch.nodes, type_.element_strides()):
         if e.bounds.range(node) != (0, 0):
             part = e.mul(e.values.index32(node), int(stride) * type_.dtype.size)
             address = e.add(address, part)
@@ -192,31 +198,38 @@ PIECE = 16  # bytes that are exchanged as one
 
 
 PlaceRun = tuple[str, int, int]  # neighbouring registers in a place: where, the first, how many
-Lie = tuple[int, int, int]  # see `lie_of`
 
 
-def span_of(type_: Memory) -> int:
-    """Bytes of a row within a block of columns: those of its swizzle, or all of them."""
-    return SWIZZLES[type_.layout] or int(type_.shape[-1]) * type_.dtype.size
+class Lie(NamedTuple):
+    """How the rows of a place lie, of a line its elements."""
+
+    span: int  # bytes of a row within a block of columns
+    rows: int
+    turns: int  # pieces of a row that are exchanged; 0 where it is not swizzled
+
+    @property
+    def block(self) -> int:
+        """Bytes from a block of columns to the next."""
+        return self.rows * self.span
 
 
 def lie_of(type_: Memory) -> Lie:
-    """Of a place: bytes of a row within a block of columns, rows, and how many pieces of a row are
-    exchanged (0 where it is not swizzled)."""
-    return span_of(type_), int(type_.shape[-2]), SWIZZLES[type_.layout] // PIECE
+    """How a place lies: a row of a block ends with its swizzle, or with the row."""
+    shape = type_.shape if len(type_.shape) > 1 else (*type_.shape, 1)
+    rows, columns = (int(size) for size in shape[-2:])
+    swizzle = SWIZZLES[type_.layout]
+    return Lie(swizzle or columns * type_.dtype.size, rows, swizzle // PIECE)
 
 
-def place_runs(
-    e: Emission, place: Node, index: Index, spread: Spread, start: str = ""
-) -> list[PlaceRun]:
+def place_runs(e: Emission, touch: Touch, spread: Spread, start: str = "") -> list[PlaceRun]:
     """The runs of a Tile in a shared place."""
-    type_ = memory_of(place)
-    base = lead_address(e, place, index, start)
+    type_ = memory_of(touch.memory)
+    base = lead_address(e, touch, start)
     if type_.layout == "held":
-        return _held_runs(e, place, base, spread)
+        return _held_runs(e, touch.memory, base, spread)
     if SWIZZLES[type_.layout]:
         return _swizzled_runs(e, type_, base, spread)
-    steps = [int(s) for s in type_.element_strides()[len(index) :]]
+    steps = steps_along(touch)
     addresses, runs = e.shared.addresses(base, spread, steps, type_.dtype.size, 16)
     return [(addresses[at], at, count) for at, count in runs]
 
@@ -235,7 +248,7 @@ def _swizzled_runs(e: Emission, type_: Memory, base: str, spread: Spread) -> lis
     """Runs in a swizzled place: the piece of a column is exchanged by the row. One address a
     thread does where registers only add and exchange."""
     size, lie = type_.dtype.size, lie_of(type_)
-    runs = runs_of(spread, [lie[1] * lie[0] // size, 1], PIECE, size)
+    runs = runs_of(spread, [lie.block // size, 1], PIECE, size)
     starts = [spread.registers[start] for start, _ in runs]
     reach = [0, 0]
     for _, width, axis, stride in spread.fields:
@@ -263,14 +276,14 @@ def _swizzled_runs(e: Emission, type_: Memory, base: str, spread: Spread) -> lis
 
 def piece_offset(e: Emission, row: str, piece: str, lie: Lie) -> str:
     """The offset of a 16-byte piece of a row."""
-    span, rows, turns = lie
+    span, turns = lie.span, lie.turns
     if not turns:
         return e.mad(row, span, e.shl(piece, 4))
     block = e.shr(piece, turns.bit_length() - 1)
     inner = e.mask(piece, turns - 1)
     turn = e.mask(e.shr(e.mul(row, span), 7), turns - 1)
     inner = e.shl(e.xor(inner, turn), 4)
-    return e.mad(block, rows * span, e.mad(row, span, inner))
+    return e.mad(block, lie.block, e.mad(row, span, inner))
 
 
 class Exchanged:
@@ -318,12 +331,12 @@ def by_matrix(e: Emission, place: Node, spread: Spread) -> bool:
 
 
 def matrix_rows(
-    e: Emission, place: Node, index: Index, spread: Spread, begin: str = ""
+    e: Emission, touch: Touch, spread: Spread, begin: str = ""
 ) -> list[tuple[str, int]]:
     """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
-    threads, type_ = e.threads, memory_of(place)
-    rows, columns, span = int(type_.shape[-2]), spread.shape[1], SWIZZLES[type_.layout]
-    base = lead_address(e, place, index, begin)
+    threads, type_ = e.threads, memory_of(touch.memory)
+    columns, (span, rows, _) = spread.shape[1], lie_of(type_)
+    base = lead_address(e, touch, begin)
     warp, lane = e.shr(threads.number, 5), threads.bits(0, 5)
     row = e.mad(warp, 16, e.mask(lane, 15))
     turn = e.mask(lane, 7)
@@ -342,19 +355,9 @@ def matrix_rows(
     return found
 
 
-# ---- rows ---------------------------------------------------------------------------------------
-
-
-def row_offsets(type_: Memory, row: int) -> tuple[int, int]:
-    """Bytes of a place before a row, and from a span of its columns to the next."""
-    if len(type_.shape) < 2:
-        return row * type_.dtype.size, 0
-    return row * span_of(type_), int(type_.shape[-2]) * span_of(type_)
-
-
 def row_address(e: Emission, place: Node, row: int) -> str:
     """Where a place begins, as if its first rows were not there."""
     type_ = memory_of(place)
     if type_.layout == "held":
         raise InternalError("ptx.emit", f"no rows from {row} on are read of {place!r}")
-    return e.add(e.pointers[place], row_offsets(type_, row)[0])
+    return e.add(e.pointers[place], row * lie_of(type_).span)

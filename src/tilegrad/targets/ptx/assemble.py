@@ -104,20 +104,15 @@ def _version(ptxas: Path) -> str:
     return found[1]
 
 
-def _need_ptxas() -> Path:
-    found = find_ptxas()
-    if found is None:
+def assemble(text: str, arch: str = "sm_90a") -> Assembly:
+    """The Assembly of a PTX text for `arch`; InternalError with ptxas' words where it fails."""
+    ptxas = find_ptxas()
+    if ptxas is None:
         raise UserError(
             "no ptxas here to assemble PTX",
             expected="ptxas on the PATH or in a wheel",
             hint="pip install 'nvidia-cuda-nvcc==13.0.*'",
         )
-    return found
-
-
-def assemble(text: str, arch: str = "sm_90a") -> Assembly:
-    """The Assembly of a PTX text for `arch`; InternalError with ptxas' words where it fails."""
-    ptxas = _need_ptxas()
     store = default_store()
     key = content_key(FORMAT, text, arch, _version(ptxas), *OPTIONS)
     kept = _unpacked(store.get(key))

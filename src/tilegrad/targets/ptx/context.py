@@ -218,7 +218,7 @@ class Ring:
 
 
 class Landing:
-    """Values on their way from the GPU."""
+    """Bytes on their way from an address of the GPU, where they are after all work so far."""
 
     def __init__(self, owner: Landings, pointer: int, bytes: int) -> None:
         self.owner, self.bytes = owner, bytes
@@ -250,10 +250,6 @@ class Landings:
     def __init__(self, device: Context) -> None:
         self.device = device
         self.free: dict[int, list[tuple[int, Event]]] = {}
-
-    def start(self, pointer: int, bytes: int) -> Landing:
-        """Let bytes come from an address of the GPU, after all work so far."""
-        return Landing(self, pointer, bytes)
 
     def take(self, bytes: int) -> tuple[int, Event, int]:
         """(address, event, bytes really there)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from .context import Context, Event, Landing, Landings, Ring
 from .cuda_api import call
 from .launch import Module
 from .launcher import CudaLauncher
+from .target import target_of
 
 MODULES = 8  # of machine code, that are kept for each Executable that is
 
@@ -65,20 +67,14 @@ class Device(Context):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.modules: Recent[Module] = Recent(lambda: MODULES * config().keep)
-        self._target: Target | None = None
-        self._pinned: tuple[Ring, Landings] | None = None
 
     def __repr__(self) -> str:
         return f"Device({self.name}, {self.attributes['name']})"
 
-    @property
-    def target(self) -> Target:
+    @cached_property
+    def target(self) -> Target:  # type: ignore[override]
         """The facts of this machine that the compiler uses."""
-        if self._target is None:
-            from .target import target_of
-
-            self._target = target_of(self.attributes)
-        return self._target
+        return target_of(self.attributes)
 
     @property
     def arch(self) -> str:  # type: ignore[override]
@@ -123,14 +119,12 @@ class Device(Context):
 
     def land(self, pointer: int, bytes: int) -> Landing:
         """A Landing of the bytes that are at an address after all work so far."""
-        return self.pinned[1].start(pointer, bytes)
+        return Landing(self.pinned[1], pointer, bytes)
 
-    @property
+    @cached_property
     def pinned(self) -> tuple[Ring, Landings]:
         """Pinned memory for small copies: what leaves from (a Ring), what lands in (Landings)."""
-        if self._pinned is None:
-            self._pinned = Ring(self), Landings(self)
-        return self._pinned
+        return Ring(self), Landings(self)
 
     def fill(self, buffer: Buffer, byte: int = 0) -> None:
         """Set every byte of a Buffer."""

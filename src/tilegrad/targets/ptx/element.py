@@ -180,8 +180,8 @@ def _to_integer(w: Writer, source: DType, target: DType, x: str) -> str:
 def widen(w: Writer, source: DType, x: str) -> str:
     """A float narrower than 32 bits as a float32, exactly."""
     if source is dtypes.bfloat16:
-        if x in w.halves:  # of a word: one instruction rather than one to cut and one to move
-            word, number = w.halves[x]
+        if x in w.parts:  # of a word: one instruction rather than one to cut and one to move
+            word, number = w.parts[x]
             form, by = ("and.b32", "-65536") if number else ("shl.b32", "16")
             return w.value(form, word, by)
         return w.value("cvt.f32.bf16", x)
@@ -197,8 +197,7 @@ def narrow(w: Writer, target: DType, x: str) -> str:
     """A float32 rounded to a narrower float; past the largest: infinity, or nan without one."""
     if target.bits == 16:
         return w.value(f"cvt.rn.{type_of(target)}.f32", x)
-    zero = literal(0, dtypes.float32)
-    held = w.value(f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", zero, x)
+    held = cut_pair(w, target, x, literal(0, dtypes.float32))
     return _past(w, target, held, x, 1)
 
 
@@ -214,7 +213,7 @@ def _past(w: Writer, target: DType, held: str, x: str, step: int) -> str:
 def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -> str | None:
     """Two neighbouring elements in one register, packed, where an instruction does both."""
     if source.name in PAIRS and target is dtypes.float16:
-        (word, first), (other, second) = (w.bytes.get(x, ("", -1)) for x in (low, high))
+        (word, first), (other, second) = (w.parts.get(x, ("", -1)) for x in (low, high))
         if first % 2 or second != first + 1 or word != other:
             return None
         return w.value(f"cvt.rn.f16x2.{PAIRS[source.name]}", halves_of(w, word)[first // 2])
@@ -222,8 +221,8 @@ def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -
         return None
     if target.bits == 16:
         return w.value(f"cvt.rn.{type_of(target)}x2.f32", high, low)
-    held = w.value(f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
-    return _past(w, target, _past(w, target, held, low, 1), high, 256)
+    held = _past(w, target, cut_pair(w, target, low, high), low, 1)
+    return _past(w, target, held, high, 256)
 
 
 def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high: str) -> None:
@@ -252,15 +251,11 @@ def uncut(node: Node, target: DType) -> Node | None:
     """What a value is that ends at the largest float of 8 bits, without its ends."""
     if target.name not in PAIRS or node.dtype is not dtypes.float32:
         return None
-    for name, end in (
-        ("maximum", -MOST_FINITE[target.name]),
-        ("minimum", MOST_FINITE[target.name]),
-    ):
-        if node.op.name != name:
+    most = MOST_FINITE[target.name]
+    for name, end in (("maximum", -most), ("minimum", most)):
+        if node.op.name != name or constant_of(node.inputs[1]) != end:
             return None
-        node, limit = node.inputs
-        if constant_of(limit) != end:
-            return None
+        node = node.inputs[0]
     return node
 
 

@@ -33,8 +33,7 @@ class Placed:
     paired: set[Node] = field(default_factory=set)  # those of 16 bits, two elements a register
     spreads: dict[Node, Spread] = field(default_factory=dict)  # of places as threads hold them
     barriers: dict[Node, int] = field(default_factory=dict)  # offset of each array of barriers
-    maps: dict[TensorMap, int] = field(default_factory=dict)
-    map_addresses: dict[TensorMap, str] = field(default_factory=dict)
+    maps: dict[TensorMap, str] = field(default_factory=dict)  # and their addresses
 
 
 class Emission(Writer):
@@ -47,12 +46,13 @@ class Emission(Writer):
         self.warps = warps_of(body)
         self.memo = Memo()
         self.bounds = Bounds(body)
-        self.plan = SpreadPlan(body, self.warps)
+        self.plan = SpreadPlan(body, self.bounds, self.warps)
         self.threads = Threads(self, self.memo, 32 * self.warps)
         self.shared = Shared(self.threads)
         self.values = Values(self.bounds, self.plan, self.shared)
         self.placed = Placed()
         self.pointers: dict[Node, str] = {}  # global address (b64) or shared address (b32)
+        self.results: dict[Node, list[list[str]]] = {}  # of loops and branches
         self.sites: dict[Node, int] = {}  # numbers of conditions
         self.fault = ""  # where the number of one that fails is left
 
@@ -63,14 +63,6 @@ class Emission(Writer):
     def has(self, *names: str) -> bool:
         """Whether the Body has one of some ops."""
         return any(n.op.name in names for n in self.nodes)
-
-    @cached_property
-    def gets(self) -> dict[Node, list[Node]]:
-        """The `get` Nodes of each loop and branch."""
-        found: dict[Node, list[Node]] = {}
-        for node in self.body.block.find("get"):
-            found.setdefault(node.inputs[0], []).append(node)
-        return found
 
     @property
     def overlaps(self) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from ...core.dtype import int32, int64
 from ...core.errors import InternalError, UserError
@@ -36,12 +37,12 @@ from . import (
     emit_placed,
     emit_shape,
 )
-from .element import constant, kind_of
+from .element import convert, kind_of, type_of
 from .emission import Emission, Emit
 from .moves import packed, unpacked
 from .plan_spread import ELEMENTWISE
 from .program import Entry
-from .spread import blocked
+from .spread import SCALAR, blocked
 from .write import Registers, Writer, several
 
 VERSION = "8.5"
@@ -78,15 +79,23 @@ def entry_of(e: Emission, name: str) -> Entry:
     """How the entry is launched."""
     body = e.body
     bytes_ = e.shared.bytes + (1024 if e.swizzled else 0)
-    arguments = (
-        *(("pointer", i) for i in range(len(body.parameters) + bool(body_sites(body)))),
-        *(("symbol", s.name) for s in body_symbols(body)),
-        *(("map", m) for m in e.placed.maps),
-    )
+    given = tuple((kind, value) for kind, value, _ in arguments(e))
     cluster = tuple(body.notes.get("cluster", ()))
     waits = e.waits_before is not None or emit_barriers.dependent(e)
     grid = (product(body.grid),) if flat(body) else tuple(body.grid)
-    return Entry(name, arguments, grid, 32 * e.warps, bytes_, cluster, waits)
+    return Entry(name, given, grid, 32 * e.warps, bytes_, cluster, waits)
+
+
+def arguments(e: Emission) -> list[tuple[str, Any, str]]:
+    """What the entry is given in order: as an Entry says it, and how it is declared."""
+    pointers = [f"memory_{i}" for i in range(len(e.body.parameters))]
+    pointers += ["fault"] if body_sites(e.body) else []
+    symbols = [s.name for s in body_symbols(e.body)]
+    return [
+        *(("pointer", i, f".u64 {name}") for i, name in enumerate(pointers)),
+        *(("symbol", name, f".s64 symbol_{name}") for name in symbols),
+        *(("map", m, f".align 64 .b8 map_{i}[128]") for i, m in enumerate(e.placed.maps)),
+    ]
 
 
 def flat(body: Body) -> bool:
@@ -100,10 +109,7 @@ def text_of(e: Emission, name: str) -> str:
     lines = [f".version {VERSION}", f".target {e.target.cpu or 'sm_90a'}", ".address_size 64", ""]
     if e.shared.bytes or e.shared.sizes:
         lines.append(".extern .shared .align 128 .b8 dynamic_shared[];")
-    declared = [f"\t.param .u64 memory_{i}" for i in range(len(body.parameters))]
-    declared += ["\t.param .u64 fault"] if body_sites(body) else []
-    declared += [f"\t.param .s64 symbol_{s.name}" for s in body_symbols(body)]
-    declared += [f"\t.param .align 64 .b8 map_{i}[128]" for i in e.placed.maps.values()]
+    declared = [f"\t.param {declaration}" for _, _, declaration in arguments(e)]
     lines += [f".visible .entry {name}(", ",\n".join(declared), ")"]
     lines.append(f".maxntid {32 * e.warps}, 1, 1")
     resident = 1 if e.has("role") else body.notes.get("resident", 0)
@@ -126,9 +132,8 @@ def frame(e: Emission) -> None:
     e.fault = pointer("fault") if e.sites else ""
     for symbol in body_symbols(e.body):
         e.values.symbols[symbol.name] = e.value("ld.param.s64", f"[symbol_{symbol.name}]")
-    for map_, number in e.placed.maps.items():
-        address = e.value("mov.u64", f"map_{number}")
-        e.placed.map_addresses[map_] = e.value("cvta.param.u64", address)
+    for number, map_ in enumerate(e.placed.maps):
+        e.placed.maps[map_] = e.value("cvta.param.u64", e.value("mov.u64", f"map_{number}"))
     if e.has("allocate", "barrier"):
         e.shared.base = e.value("mov.u32", "dynamic_shared")
         if e.swizzled:
@@ -165,16 +170,10 @@ def walk(e: Emission, block: Block) -> None:
 def emit_node(e: Emission, node: Node) -> None:
     """Emit one Node; a value that is free is made where it is wanted."""
     name, elementwise = node.op.name, node.op.category in ELEMENTWISE
-    scalar = node.type is not None and getattr(node.type, "shape", None) == ()
-    if scalar and name == "constant":
-        value = constant(e, node.attrs["value"], e.values.dtype(node))
-        e.values.held[node] = [value]
-    elif scalar and elementwise:
-        operands = tuple(e.values.scalar(i) for i in node.inputs)
-        e.values.held[node] = [e.values.one(node, operands)]
-    elif e.plan.free(node):
+    scalar = getattr(node.type, "shape", None) == ()
+    if e.plan.free(node) and not scalar:
         return
-    elif elementwise or name in ("broadcast", "transpose"):
+    if elementwise or name in ("constant", "broadcast", "transpose"):
         e.values.held[node] = e.values.make(node, e.plan.spread(node))
     elif name in PLAIN:
         if e.overlaps or "griddepcontrol" not in PLAIN[name]:
@@ -201,13 +200,13 @@ def program(e: Emission, node: Node) -> Registers:
         if axis:
             value = e.value("rem.u64", value, e.values.size64(grid[axis]))
         number = e.value("cvt.u32.u64", value)
-    return [e.values.resize(number, int32, e.values.dtype(node))]
+    return [convert(e, int32, e.values.dtype(node), number)]
 
 
 def symbol(e: Emission, node: Node) -> Registers:
     """A Size as a scalar."""
     size = e.values.size64(node.attrs["value"])
-    return [e.values.resize(size, int64, e.values.dtype(node))]
+    return [convert(e, int64, e.values.dtype(node), size)]
 
 
 def require(e: Emission, node: Node) -> None:
@@ -255,32 +254,18 @@ class Carried:
         return list(self.registers)
 
 
-@dataclass(frozen=True)
-class Counter:
-    """The index of a loop: its register, the type of its instructions, and the step."""
-
-    register: str
-    type: str
-    step: int
-
-
 def loop(e: Emission, node: Node) -> None:
     """A Block in turns."""
-    values, step = e.values, node.attrs["step"]
-    dtype = values.dtype(node.blocks[0].arguments[0])
-    type_, kind = ("s32", "b32") if dtype is int32 else ("s64", "b64")
-    start, stop = (values.resize(values.scalar(i), values.dtype(i), dtype) for i in node.inputs[:2])
-    carried = [
-        _carried(e, argument, given)
-        for argument, given in zip(node.blocks[0].arguments[1:], node.inputs[2:])
-    ]
-    counter = Counter(e.copy(kind, start), type_, step)
-    times = copies(e, node)
+    index, *carries = node.blocks[0].arguments
+    dtype = e.values.dtype(index)
+    start, stop = (e.values.get(i, SCALAR, dtype)[0] for i in node.inputs[:2])
+    carried = [_carried(e, argument, given) for argument, given in zip(carries, node.inputs[2:])]
+    counter, times = e.copy(kind_of(dtype), start), copies(e, node)
     if times > 1:
-        limit = e.value(f"sub.{type_}", stop, str((times - 1) * step))
-        turns(e, node.blocks[0], carried, counter, limit, times)
-    turns(e, node.blocks[0], carried, counter, stop, 1)
-    give(e, node, [one.held(e) for one in carried])
+        limit = e.value(f"sub.{type_of(dtype)}", stop, str((times - 1) * node.attrs["step"]))
+        turns(e, node, carried, counter, limit, times)
+    turns(e, node, carried, counter, stop, 1)
+    e.results[node] = [one.held(e) for one in carried]
 
 
 def copies(e: Emission, node: Node) -> int:
@@ -304,22 +289,22 @@ def _carried(e: Emission, argument: Node, given: Node) -> Carried:
 
 def given_to(e: Emission, value: Node, like: Node) -> Registers:
     """A value as another one is held."""
-    registers = e.values.get(value, e.plan.spread(like))
-    return e.values.sized(value, registers, e.values.dtype(like))
+    return e.values.get(value, e.plan.spread(like), e.values.dtype(like))
 
 
 def turns(
-    e: Emission, block: Block, carried: list[Carried], counter: Counter, stop: str, times: int
+    e: Emission, node: Node, carried: list[Carried], counter: str, stop: str, times: int
 ) -> None:
     """A loop of so many copies of a Block."""
-    held, type_ = e.values.held, counter.type
+    block, held, step = node.blocks[0], e.values.held, node.attrs["step"]
+    type_ = type_of(e.values.dtype(block.arguments[0]))
     head, done, more = e.label("loop"), e.label("done"), e.new("pred")
-    e.put(f"setp.ge.{type_}", more, counter.register, stop)
+    e.put(f"setp.ge.{type_}", more, counter, stop)
     e.put("bra.uni", done, guard=more)
     e.place(head)
     with e.shared.loop():
         values = [one.held(e) for one in carried]
-        index = counter.register
+        index = counter
         for copy in range(times):
             with e.memo.inside():
                 held[block.arguments[0]] = [index]
@@ -327,11 +312,11 @@ def turns(
                 e.block(block)
                 values = [given_to(e, r, one.like) for r, one in zip(block.results, carried)]
             if copy + 1 < times:
-                index = e.value(f"add.{type_}", index, str(counter.step))
+                index = e.value(f"add.{type_}", index, str(step))
         values = [one.packed(e, new) for one, new in zip(carried, values)]
         swap(e, carried, values)
-    e.put(f"add.{type_}", counter.register, counter.register, str(counter.step * times))
-    e.put(f"setp.lt.{type_}", more, counter.register, stop)
+    e.put(f"add.{type_}", counter, counter, str(step * times))
+    e.put(f"setp.lt.{type_}", more, counter, stop)
     e.put("bra.uni", head, guard=more)
     e.place(done)
 
@@ -351,16 +336,9 @@ def swap(w: Writer, carried: list[Carried], values: list[Registers]) -> None:
 # ---- results and branches -----------------------------------------------------------------------
 
 
-def get(e: Emission, node: Node) -> None:
-    """A result of a loop or branch, which gave it."""
-    if node not in e.values.held:
-        raise InternalError("ptx.emit", f"{node!r} has no value")
-
-
-def give(e: Emission, node: Node, results: list[Registers]) -> None:
-    """Hand the results of a loop or branch to the `get` Nodes that read them."""
-    for user in e.gets.get(node, ()):
-        e.values.held[user] = results[user.attrs["index"]]
+def get(e: Emission, node: Node) -> Registers:
+    """A result of a loop or branch."""
+    return e.results[node.inputs[0]][node.attrs["index"]]
 
 
 def branch(e: Emission, node: Node) -> None:
@@ -368,8 +346,9 @@ def branch(e: Emission, node: Node) -> None:
     hazards = e.shared.hazards
     otherwise, done = e.label("else"), e.label("end")
     results: list[Carried] = []
+    gets = {n.attrs["index"]: n for n in e.nodes if n.op.name == "get" and n.inputs[0] is node}
     for number, value in enumerate(node.blocks[0].results):
-        sample = next((g for g in e.gets.get(node, ()) if g.attrs["index"] == number), value)
+        sample = gets.get(number, value)
         kind = kind_of(e.values.dtype(sample))
         count = len(e.plan.spread(sample).registers) if not e.plan.free(sample) else 0
         results.append(Carried(sample, several(e, kind, count), kind))
@@ -388,7 +367,7 @@ def branch(e: Emission, node: Node) -> None:
             e.place(otherwise)
     e.place(done)
     hazards.join(*after)
-    give(e, node, [one.registers for one in results])
+    e.results[node] = [one.registers for one in results]
 
 
 # Ops that are one instruction, on the numbers that they have as attrs.

@@ -25,6 +25,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.build import Body
+from .element import convert
 from .emission import Emission
 from .shared import Hazards
 
@@ -102,7 +103,7 @@ def fence(e: Emission, node: Node) -> None:
 def cluster_rank(e: Emission, node: Node) -> list[str]:
     """This program's number in its cluster."""
     rank = e.value("mov.u32", "%cluster_ctarank")
-    return [e.values.resize(rank, int32, e.values.dtype(node))]
+    return [convert(e, int32, e.values.dtype(node), rank)]
 
 
 def cluster_meets(e: Emission) -> None:
@@ -123,8 +124,8 @@ def start_barriers(e: Emission, roles: list[tuple[Node, bool]]) -> None:
     first = e.test("eq.s32", e.threads.number, 0)
     skip = e.label("ready")
     e.put("bra", skip, guard=f"!{first}")
-    for map_ in placed.maps:
-        e.put("prefetch.tensormap", f"[{placed.map_addresses[map_]}]")
+    for address in placed.maps.values():
+        e.put("prefetch.tensormap", f"[{address}]")
     factors = barrier_factors(roles, telling(e))
     for node, at in placed.barriers.items():
         count = node.attrs["count"] * factors.get(node, 1)

@@ -9,26 +9,23 @@ Body does not wait for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ...core.dtype import int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size
-from ...ir.types import Memory
 from ...tile.bounds import divisor_of
-from ...tile.row import memory_of
+from ...tile.row import Touch, memory_of, touch_of, touches_of
 from .addresses import (
     PIECE,
     Exchanged,
-    Index,
     apart,
     lead_address,
     lie_of,
     piece_offset,
-    row_offsets,
 )
 from .emission import Emission
 from .emit_barriers import barrier_address
@@ -44,32 +41,43 @@ STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 
 @dataclass(frozen=True)
 class Boxes:
-    """How a copy is cut: a tensor map, the box of one copy, how many along the columns."""
+    """How a copy is cut: what it moves and the place of it, the tensor map of one copy, and how
+    many copies of so many columns there are."""
 
+    box: Touch
+    place: Touch
     map: TensorMap
-    box: tuple[int, ...]
+    columns: int
     count: int
+
+    def form(self, way: str) -> str:
+        """The instruction of a copy."""
+        return way.format(len(self.box.index))
+
+
+def ends(node: Node) -> tuple[Touch, Touch]:
+    """What a copy moves of a Memory, which may end within, and of a place."""
+    place, box = sorted(touches_of(node), key=lambda touch: touch.clips)
+    return box, place
 
 
 def boxes_of(e: Emission, node: Node) -> Boxes:
     """The boxes of a copy: where a place is swizzled, each as wide as a span of its columns."""
-    order = (1, 0) if node.op.name == "copy_store" else (0, 1)
-    place, memory = (node.inputs[i] for i in order)
-    type_, into = memory_of(memory), memory_of(place)
-    shape, axes = node.attrs["shape"], node.attrs["axes"]
+    box, place = ends(node)
+    type_, into, columns = memory_of(box.memory), memory_of(place.memory), box.shape[-1]
     swizzle = SWIZZLES[into.layout]
-    span = swizzle // into.dtype.size or shape[-1]
-    if shape[-1] % span:
-        raise InternalError("ptx.emit", f"rows of {shape} do not fill {into.layout}")
-    box, full, strides = (*shape[:-1], span), [1] * len(type_.shape), type_.element_strides()
-    for axis, size in zip(axes, box):
+    span = swizzle // into.dtype.size or columns
+    if columns % span:
+        raise InternalError("ptx.emit", f"rows of {box.shape} do not fill {into.layout}")
+    full, strides = [1] * len(type_.shape), type_.element_strides()
+    for axis, size in zip(box.axes, (*box.shape[:-1], span)):
         full[axis] = size
-    if list(axes) != sorted(axes) or strides[-1] != 1:
-        raise InternalError("ptx.emit", f"no tensor map describes {type_} along {axes}")
-    number = e.body.parameters.index(memory)
+    if list(box.axes) != sorted(box.axes) or strides[-1] != 1:
+        raise InternalError("ptx.emit", f"no tensor map describes {type_} along {box.axes}")
+    number = e.body.parameters.index(box.memory)
     map_ = TensorMap(number, type_.dtype, type_.shape, strides, tuple(full), swizzle)
-    e.placed.maps.setdefault(map_, len(e.placed.maps))
-    return Boxes(map_, box, shape[-1] // span)
+    e.placed.maps.setdefault(map_, "")
+    return Boxes(box, place, map_, span, columns // span)
 
 
 def collect_maps(e: Emission) -> None:
@@ -80,43 +88,36 @@ def collect_maps(e: Emission) -> None:
 
 def source_at(e: Emission, boxes: Boxes, at: Sequence[str]) -> str:
     """A box of a Memory as an operand: its map, and its coordinates, innermost first."""
-    return f"[{e.placed.map_addresses[boxes.map]}, {braced(at[::-1])}]"
+    return f"[{e.placed.maps[boxes.map]}, {braced(at[::-1])}]"
 
 
-def box_at(e: Emission, boxes: Boxes, index: Index, number: int) -> str:
-    """The operand of a copy's box of a number along the columns."""
-    at = [e.values.index32(i) for i in index]
-    if number:
-        at[-1] = e.add(at[-1], number * boxes.box[-1])
-    return source_at(e, boxes, at)
-
-
-def split(node: Node, first: int, memory: Node) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """The index of a Memory and that of the place, from an input on."""
-    end = first + len(memory.shape)
-    return node.inputs[first:end], node.inputs[end:]
+def along(e: Emission, boxes: Boxes, address: str, first: int) -> Iterator[tuple[str, str]]:
+    """The boxes along the columns, and where they lie from `first` bytes behind an address on."""
+    step = lie_of(memory_of(boxes.place.memory)).block
+    for number in range(boxes.count):
+        at = [e.values.index32(i) for i in boxes.box.nodes]
+        if number:
+            at[-1] = e.add(at[-1], number * boxes.columns)
+        yield source_at(e, boxes, at), f"[{address}+{first + number * step}]"
 
 
 def copy_async(e: Emission, node: Node) -> None:
     """A box into a place, or into the same place of several programs of the cluster; its bytes land
     on a barrier."""
-    place, memory, barrier, stage = node.inputs[:4]
-    index, lead = split(node, 4, memory)
-    boxes, form, more = boxes_of(e, node), LOAD.format(len(index)), []
-    first, step = row_offsets(memory_of(place), node.attrs.get("row", 1))
-    alone = node.op.name == "copy_async"
+    boxes, (barrier, stage), more = boxes_of(e, node), node.inputs[2:4], []
+    place, form, alone = boxes.place, boxes.form(LOAD), node.op.name == "copy_async"
+    row_bytes, first = lie_of(memory_of(place.memory)).span, 0
     if alone:
-        address = lead_address(e, place, lead)
+        address, first = lead_address(e, place), node.attrs["row"] * row_bytes
     else:
-        *lead, row, rank = lead  # type: ignore[assignment]
-        address = e.mad(e.values.index32(row), first, lead_address(e, place, lead))
-        first = 0
+        *_, row, rank = node.inputs
+        whole = replace(place, index=place.index[: -len(place.axes)])
+        address = e.mad(e.values.index32(row), row_bytes, lead_address(e, whole))
     landing = f"[{barrier_address(e, barrier, stage)}]"
     if not alone:
         mask = e.shl(e.copy("b32", node.attrs["mask"]), e.values.index32(rank))
         form, more = form + ".multicast::cluster", [e.value("cvt.u16.u32", mask)]
-    for i in range(boxes.count):
-        source, where = box_at(e, boxes, index, i), f"[{address}+{first + i * step}]"
+    for source, where in along(e, boxes, address, first):
         e.put(form, where, source, landing, *more, guard=e.threads.first())
 
 
@@ -125,30 +126,21 @@ copy_multicast = copy_async
 
 def copy_store(e: Emission, node: Node) -> None:
     """A place to a box."""
-    memory, place = node.inputs[:2]
-    index, lead = split(node, 2, memory)
     boxes = boxes_of(e, node)
-    address = lead_address(e, place, lead)
-    rows = node.attrs["shape"][-2] if len(node.attrs["shape"]) > 1 else 1
-    step = rows * SWIZZLES[memory_of(place).layout]
-    for i in range(boxes.count):
-        into, where = box_at(e, boxes, index, i), f"[{address}+{i * step}]"
-        e.put(STORE.format(len(index)), into, where, guard=e.threads.first())
+    for into, where in along(e, boxes, lead_address(e, boxes.place), 0):
+        e.put(boxes.form(STORE), into, where, guard=e.threads.first())
 
 
 def copy_pages(e: Emission, node: Node) -> None:
     """A copy for each span of each page, issued by a lane of its own."""
-    place, memory, barrier, stage, pages = node.inputs[:5]
-    values, threads, type_ = e.values, e.threads, memory_of(place)
-    index, lead = split(node, 5, memory)
-    boxes = boxes_of(e, node)
+    barrier, stage, pages = node.inputs[2:5]
+    values, threads, boxes = e.values, e.threads, boxes_of(e, node)
     spans, count = boxes.count, boxes.count * int(pages.shape[0])
-    bytes_ = SWIZZLES[type_.layout] or boxes.box[-1] * type_.dtype.size  # of a row of a span
-    number = values.get(pages, e.plan.spread(pages))[0]
-    number = values.resize(number, values.dtype(pages), int32)
-    base, landing = lead_address(e, place, lead), f"[{barrier_address(e, barrier, stage)}]"
-    found = [values.index32(i) for i in index]
-    form, hint = LOAD.format(len(index)), []
+    lie = lie_of(memory_of(boxes.place.memory))
+    (number,) = values.get(pages, e.plan.spread(pages), int32)
+    base, landing = lead_address(e, boxes.place), f"[{barrier_address(e, barrier, stage)}]"
+    found = [values.index32(i) for i in boxes.box.nodes]
+    form, hint = boxes.form(LOAD), []
     if node.attrs["hint"]:
         form += ".L2::cache_hint"
         hint = [e.copy("b64", CACHE_HINTS[node.attrs["hint"]])]
@@ -160,9 +152,9 @@ def copy_pages(e: Emission, node: Node) -> None:
             span = e.value("rem.u32", lane, str(spans))
         at = list(found)
         at[0] = e.add(e.value("shfl.sync.idx.b32", number, page, "31", "-1"), found[0])
-        at[-1] = e.mad(span, boxes.box[-1], found[-1])
-        address = e.mad(page, boxes.box[0] * bytes_, base)
-        address = e.mad(span, int(type_.shape[-2]) * bytes_, address)
+        at[-1] = e.mad(span, boxes.columns, found[-1])
+        address = e.mad(page, boxes.box.shape[0] * lie.span, base)
+        address = e.mad(span, lie.block, address)
         mine = e.test("lt.s32", threads.number, min(WARP, count - first))
         e.put(form, f"[{address}]", source_at(e, boxes, at), landing, *hint, guard=mine)
 
@@ -195,12 +187,11 @@ class Cover:
 
 def copy_threads(e: Emission, node: Node) -> None:
     """A box into a place."""
-    place, memory = node.inputs[:2]
-    index, lead = split(node, 2, memory)
-    cover = cover_of(e, node.attrs["shape"], place)
-    into = pieces_at(e, place, lead, cover, node.attrs["row"])
-    source = pieces_of(e, memory, index, node.attrs["axes"], cover)
-    inside = pieces_inside(e, memory, index, node, cover)
+    box, place = ends(node)
+    cover = cover_of(e, box.shape, place.memory)
+    into = pieces_at(e, place, cover, node.attrs["row"])
+    source = pieces_of(e, box, cover)
+    inside = pieces_inside(e, box, cover)
     for where, address, held in zip(into, source, inside):
         size = [e.value("selp.b32", str(PIECE), "0", held)] if held else []
         form = "cp.async.cg.shared.global.L2::128B"
@@ -209,18 +200,15 @@ def copy_threads(e: Emission, node: Node) -> None:
 
 def store_threads(e: Emission, node: Node) -> None:
     """A place to a box."""
-    memory, place = node.inputs[:2]
-    index, lead = split(node, 2, memory)
-    cover = cover_of(e, node.attrs["shape"], place)
-    inside = pieces_inside(e, memory, index, node, cover)
+    box, place = ends(node)
+    cover = cover_of(e, box.shape, place.memory)
+    inside = pieces_inside(e, box, cover)
     words = []
-    for where in pieces_at(e, place, lead, cover, 0):
+    for where in pieces_at(e, place, cover, 0):
         words.append(braced(several(e, "b32", 4)))
         e.put("ld.shared.v4.b32", words[-1], where, guard=cover.guard)
-    into = pieces_of(e, memory, index, node.attrs["axes"], cover)
-    for address, held, word in zip(into, inside, words):
-        guard = e.and_predicates(held, cover.guard) if held and cover.guard else held or cover.guard
-        e.put("st.global.v4.b32", address, word, guard=guard)
+    for address, held, word in zip(pieces_of(e, box, cover), inside, words):
+        e.put("st.global.v4.b32", address, word, guard=e.threads.and_guards(held, cover.guard))
 
 
 def clear_rows(e: Emission, node: Node) -> None:
@@ -230,7 +218,7 @@ def clear_rows(e: Emission, node: Node) -> None:
     cover = cover_of(e, place.shape[-2:], place)
     row, _ = own_piece(e, cover)
     first, last = e.values.index32(start), e.values.index32(stop)
-    pieces = pieces_at(e, place, node.inputs[3:], cover, 0)
+    pieces = pieces_at(e, touch_of(node), cover, 0)
     for step, where in zip(cover.starts, pieces):
         at = e.add(row, step) if step else row
         inside = and_guards(e.test("ge.s32", at, first), e.test("lt.s32", at, last))
@@ -265,37 +253,35 @@ def own_piece(e: Emission, cover: Cover) -> tuple[str, str]:
     )
 
 
-def pieces_at(e: Emission, place: Node, lead: Index, cover: Cover, first: int) -> Registers:
+def pieces_at(e: Emission, place: Touch, cover: Cover, first: int) -> Registers:
     """Where this thread's pieces lie in a place, from row `first` on."""
-    lie = lie_of(memory_of(place))
-    if lie[2] and first % 8:
+    lie = lie_of(memory_of(place.memory))
+    if lie.turns and first % 8:
         raise InternalError("ptx.emit", f"row {first} of a swizzled place")
     own = e.memo.once(
         ("piece", e.threads.number, cover.pieces, lie),
         lambda: piece_offset(e, *own_piece(e, cover), lie),
     )
-    near = Exchanged(e, e.add(lead_address(e, place, lead), own), lie)
+    near = Exchanged(e, e.add(lead_address(e, place), own), lie)
     return [near.at(first + at, 0) for at in cover.starts]
 
 
-def pieces_of(
-    e: Emission, memory: Node, index: Index, axes: Sequence[int], cover: Cover
-) -> Registers:
+def pieces_of(e: Emission, box: Touch, cover: Cover) -> Registers:
     """Where this thread's pieces lie in a Memory."""
-    type_ = memory_of(memory)
+    type_ = memory_of(box.memory)
     strides, size = type_.element_strides(), type_.dtype.size
-    if strides[axes[1]] != 1 or any(divisor_of(s) * size % PIECE for s in strides if s != 1):
-        raise InternalError("ptx.emit", f"no pieces of 16 bytes lie in {type_} along {axes}")
-    step = strides[axes[0]]
-    key = ("own", e.threads.number, memory, cover)
+    step, across = (strides[axis] for axis in box.axes)
+    if across != 1 or any(divisor_of(s) * size % PIECE for s in strides if s != 1):
+        raise InternalError("ptx.emit", f"no pieces of 16 bytes lie in {type_} along {box.axes}")
+    key = ("own", e.threads.number, box.memory, cover)
 
     def make() -> str:
         row, piece = own_piece(e, cover)
         part = e.value("mul.wide.s32", piece, str(PIECE))
         own = e.value("add.s64", scaled(e, row, step, size), part)
-        return e.value("add.s64", own, e.pointers[memory])
+        return e.value("add.s64", own, e.pointers[box.memory])
 
-    base, further = summed(e, key, e.memo.once(key, make), index, strides, size)
+    base, further = summed(e, key, e.memo.once(key, make), box)
     found = []
     for at in cover.starts:
         if isinstance(step, int):
@@ -310,17 +296,15 @@ def summed(
     e: Emission,
     key: tuple[object, ...],
     base: str,
-    index: Index,
-    strides: Sequence[Size],
-    size: int,
+    box: Touch,
 ) -> tuple[str, int]:
     """(own address and the bytes of an index, further bytes that are constant).
 
     What was summed before, around this Block too, is not summed again: the axis that varies
     comes last.
     """
-    terms, constant = [], 0
-    for node, stride in zip(index, strides):
+    terms, constant, size = [], 0, box.memory.dtype.size
+    for node, stride in zip(box.nodes, memory_of(box.memory).element_strides()):
         if isinstance(stride, int):
             rest, more = apart(node)
             constant += more * stride * size
@@ -349,22 +333,21 @@ def scaled(e: Emission, index: str, stride: Size, size: int) -> str:
     return e.value("mul.lo.s64", part, str(size))
 
 
-def pieces_inside(e: Emission, memory: Node, index: Index, node: Node, cover: Cover) -> Registers:
+def pieces_inside(e: Emission, box: Touch, cover: Cover) -> Registers:
     """For each piece a predicate that it lies inside of the Memory; '' where it must."""
-    type_ = memory_of(memory)
-    (rows, columns), (down, across) = node.attrs["shape"], node.attrs["axes"]
+    type_, (down, across) = memory_of(box.memory), (box.nodes[axis] for axis in box.axes)
     each = PIECE // type_.dtype.size
-    if divisor_of(type_.shape[across]) % each or e.bounds.divisor(index[across]) % each:
+    if divisor_of(type_.shape[box.axes[1]]) % each or e.bounds.divisor(across) % each:
         raise InternalError("ptx.emit", f"rows of {type_} do not end with a piece")
     row, piece = own_piece(e, cover)
     held = ""
-    if not fits(e, type_, index, across, columns):
-        at = e.mad(piece, each, e.values.index32(index[across]))
-        held = e.test("lt.u32", at, limit(e, type_, across))
-    if fits(e, type_, index, down, rows):
+    if not fits(e, box, 1):
+        at = e.mad(piece, each, e.values.index32(across))
+        held = e.test("lt.u32", at, limit(e, box, 1))
+    if fits(e, box, 0):
         return [held] * cover.rounds
-    first, end, test = e.values.index32(index[down]), limit(e, type_, down), "lt.u32"
-    if node.op.name == "store_threads":  # in other words than of copies of the same rows: an
+    first, end, test = e.values.index32(down), limit(e, box, 0), "lt.u32"
+    if box.writes:  # in other words than of copies of the same rows: an
         end = e.value("sub.s32", end, first)  # assembler keeps no answer until then
         first, test = row, "lt.s32"
     else:
@@ -372,21 +355,21 @@ def pieces_inside(e: Emission, memory: Node, index: Index, node: Node, cover: Co
     found = []
     for step in cover.starts:  # below 0 is far above, unsigned
         at = e.add(first, step) if step else first
-        mine = e.test(test, at, end)
-        found.append(e.and_predicates(mine, held) if held else mine)
+        found.append(e.threads.and_guards(e.test(test, at, end), held))
     return found
 
 
-def fits(e: Emission, type_: Memory, index: Index, axis: int, size: int) -> bool:
-    """Whether a box surely lies inside along an axis."""
-    limit = type_.shape[axis]
-    low, high = e.bounds.range(index[axis])
-    return isinstance(limit, int) and low >= 0 and high + size <= limit
+def fits(e: Emission, box: Touch, axis: int) -> bool:
+    """Whether a box surely lies inside along one of its axes."""
+    along = box.axes[axis]
+    limit = box.memory.shape[along]
+    low, high = e.bounds.range(box.nodes[along])
+    return isinstance(limit, int) and low >= 0 and high + box.shape[axis] <= limit
 
 
-def limit(e: Emission, type_: Memory, axis: int) -> str:
-    """The size of a Memory along an axis, in 32 bits."""
-    size = type_.shape[axis]
+def limit(e: Emission, box: Touch, axis: int) -> str:
+    """The size of a Memory along one of the axes of a box, in 32 bits."""
+    size = box.memory.shape[box.axes[axis]]
     if isinstance(size, int):
         return e.threads.constant(size)
     return e.value("cvt.u32.u64", e.values.size64(size))

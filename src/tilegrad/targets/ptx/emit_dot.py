@@ -30,11 +30,12 @@ Held = dict[tuple[int, ...], str]
 
 @dataclass
 class Laid:
-    """An operand in shared memory: where it begins, bytes of a row, whether rows are columns."""
+    """An operand in shared memory: where it begins (for a thread, once it is known what part is
+    its own), bytes of a row, whether k runs down the rows."""
 
     base: str
     stride: int
-    turned: bool
+    k_rows: bool
 
 
 def dot(e: Emission, node: Node) -> Registers:
@@ -46,26 +47,20 @@ def dot(e: Emission, node: Node) -> Registers:
     to = e.plan.spread(node)
     if to not in [dot_spread(node, e.threads.count, rows) for rows in (False, True)]:
         to = dot_spread(node, e.threads.count)
-    totals = converted(e, values.get(c, to), values.dtype(c), wide)
+    totals = values.get(c, to, wide)
     held = held_alike(e, a, to) if matrix else None
     sizes = [x.shape[0] * x.shape[1] * dtype.size + max(x.shape) * PAD for x in (b, a)]
     sizes = [-(-s // 16) * 16 for s in (sizes[:1] if held else sizes)]
     base = take_turn(e, node, sum(sizes))
-    right = lay(e, b, dtype, base, free_turn=matrix)
-    left = Laid("", 0, False)
-    if not held:
-        left = lay(e, a, dtype, e.add(base, sizes[0]), free_turn=matrix)
+    right = lay(e, b, dtype, base, matrix, True)
+    left = held or lay(e, a, dtype, e.add(base, sizes[0]), matrix, False)
     e.shared.sync()
-    if matrix:
-        found = by_warps(e, node, to, left, right, totals, held)
-    else:
+    if isinstance(left, Laid) and not matrix:
         found = by_threads(e, to, left, right, totals, a.shape[1], dtype)
-    return values.planned(node, converted(e, found, wide, values.dtype(node)), to)
-
-
-def converted(w: Writer, registers: Registers, source: DType, to: DType) -> Registers:
-    """Registers in another dtype."""
-    return registers if source is to else [convert(w, source, to, r) for r in registers]
+    else:
+        found = by_warps(e, node, to, left, right, totals)
+    found = [convert(e, wide, values.dtype(node), r) for r in found]
+    return values.planned(node, found, to)
 
 
 def take_turn(e: Emission, node: Node, bytes_: int) -> str:
@@ -79,10 +74,10 @@ def take_turn(e: Emission, node: Node, bytes_: int) -> str:
     return where
 
 
-def lay(e: Emission, x: Node, dtype: DType, base: str, free_turn: bool) -> Laid:
+def lay(e: Emission, x: Node, dtype: DType, base: str, free_turn: bool, right: bool) -> Laid:
     """Write an operand to shared memory, along the axis its registers run along."""
     own = e.values.spread_of(x)
-    registers = converted(e, e.values.get(x, own), e.values.dtype(x), dtype)
+    registers = e.values.get(x, own, dtype)
     rows, columns = x.shape
     ways = []
     for turned in (False, True) if free_turn else (False,):
@@ -91,7 +86,7 @@ def lay(e: Emission, x: Node, dtype: DType, base: str, free_turn: bool) -> Laid:
         ways.append((len(runs_of(own, steps, 16, dtype.size)), turned, steps, stride))
     _, turned, steps, stride = min(ways, key=lambda way: way[:2])
     e.shared.lay(registers, base, own, steps, dtype)
-    return Laid(base, stride * dtype.size, turned)
+    return Laid(base, stride * dtype.size, turned != right)
 
 
 # ---- matrix units -------------------------------------------------------------------------------
@@ -101,10 +96,9 @@ def by_warps(
     e: Emission,
     node: Node,
     to: Spread,
-    left: Laid,
+    left: Laid | Held,
     right: Laid,
     totals: Registers,
-    a_held: Held | None,
 ) -> Registers:
     """Each warp multiplies 16 x 16 by 16 x 8 pieces."""
     (rows, columns), warps = node.shape, e.threads.count // 32
@@ -116,18 +110,19 @@ def by_warps(
     form = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32"
     first_row = warp_start(e, 5 + across.bit_length() - 1, down, high)
     first_column = warp_start(e, 5, across, wide)
-    a_start = "" if a_held else matrix_start(e, left, first_row, left.turned, False)
-    b_start = matrix_start(e, right, first_column, not right.turned, True)
+    if isinstance(left, Laid):
+        left.base = matrix_start(e, left, first_row, False)
+    right.base = matrix_start(e, right, first_column, True)
     for step in range(0, node.inputs[0].shape[1], 16):
         a = [
-            own_piece(e, a_held, i, step)
-            if a_held
-            else braced(loaded(e, left, a_start, i, step, left.turned, 4))
+            braced(loaded(e, left, i, step, 4))
+            if isinstance(left, Laid)
+            else own_piece(e, left, i, step)
             for i in range(0, high, 16)
         ]
         b = []
         for j in range(0, wide, 16):
-            words = loaded(e, right, b_start, j, step, not right.turned, min(4, (wide - j) // 4))
+            words = loaded(e, right, j, step, min(4, (wide - j) // 4))
             b += [braced(words[i : i + 2]) for i in range(0, len(words), 2)]
         for i in range(high // 16):
             for j in range(wide // 8):
@@ -172,31 +167,28 @@ def warp_start(e: Emission, shift: int, count: int, size: int) -> str:
     return e.mul(e.threads.bits(shift, count.bit_length() - 1), size)
 
 
-def matrix_start(e: Emission, laid: Laid, first: str, k_rows: bool, right: bool) -> str:
+def matrix_start(e: Emission, laid: Laid, first: str, right: bool) -> str:
     """The address whose row this lane gives to ldmatrix.
 
     Matrices come in the order (0, 0), (8 along the result, 0), (0, 8 along k), (8, 8) for
-    the left operand, and along k first for the right one; `k_rows` says that k runs down
-    the rows of what was laid.
+    the left operand, and along k first for the right one.
     """
     lane = e.threads.bits(0, 5)
     row = e.mask(lane, 7)
     low = e.mask(e.shr(lane, 3), 1)
     high = e.shr(lane, 4)
     along_result, along_k = (high, low) if right else (low, high)
-    down, across = (along_k, along_result) if k_rows else (along_result, along_k)
+    down, across = (along_k, along_result) if laid.k_rows else (along_result, along_k)
     row = e.mad(down, 8, row)
     address = e.mad(row, laid.stride, laid.base)
     address = e.mad(across, 16, address)
-    return e.mad(first, 2 if k_rows else laid.stride, address) if first else address
+    return e.mad(first, 2 if laid.k_rows else laid.stride, address) if first else address
 
 
-def loaded(
-    w: Writer, laid: Laid, start: str, along: int, step: int, k_rows: bool, count: int
-) -> Registers:
+def loaded(w: Writer, laid: Laid, along: int, step: int, count: int) -> Registers:
     """Registers of the 8 x 8 pieces at (place along the result, place along k)."""
-    at = step * laid.stride + 2 * along if k_rows else along * laid.stride + 2 * step
-    return load_matrices(w, f"[{start}+{at}]", k_rows, count)
+    row, column = (step, along) if laid.k_rows else (along, step)
+    return load_matrices(w, f"[{laid.base}+{row * laid.stride + 2 * column}]", laid.k_rows, count)
 
 
 # ---- threads ------------------------------------------------------------------------------------
@@ -208,42 +200,33 @@ def by_threads(
     """Each thread multiplies its rows by its columns."""
     kind = kind_of(dtype)
     held = {at: e.copy(kind, r) for at, r in zip(to.registers, totals)}
-    a, b = left.base, right.base
     row, column = (e.threads.part(to.fields, axis) for axis in (0, 1))
     if row is not None:
-        a = e.mad(row, left.stride, a)
+        left.base = e.mad(row, left.stride, left.base)
     if column is not None:
-        b = e.mad(column, dtype.size, b)
+        right.base = e.mad(column, dtype.size, right.base)
     many = max(1, min(k, 16 // dtype.size))
     if len(held) * k <= UNROLLED:
         for step in range(0, k, many):
-            multiply_steps(e, held, a, b, left, right, step, many, dtype)
+            multiply_steps(e, held, left, right, step, many, dtype)
         return [held[at] for at in to.registers]
-    a, b = e.copy("b32", a), e.copy("b32", b)
+    left.base, right.base = e.copy("b32", left.base), e.copy("b32", right.base)
     count, more, head = e.copy("b32", 0), e.new("pred"), e.label("products")
     e.place(head)
     with e.memo.inside():
         new = dict(held)
-        multiply_steps(e, new, a, b, left, right, 0, many, dtype)
+        multiply_steps(e, new, left, right, 0, many, dtype)
         e.move(list(held.values()), [new[at] for at in held], kind)
-    e.put("add.s32", a, a, str(many * dtype.size))
-    e.put("add.s32", b, b, str(many * right.stride))
-    e.put("add.s32", count, count, str(many))
+    further = {left.base: many * dtype.size, right.base: many * right.stride, count: many}
+    for register, by in further.items():
+        e.put("add.s32", register, register, str(by))
     e.put("setp.lt.s32", more, count, str(k))
     e.put("bra", head, guard=more)
     return [held[at] for at in to.registers]
 
 
 def multiply_steps(
-    w: Writer,
-    held: Held,
-    a: str,
-    b: str,
-    left: Laid,
-    right: Laid,
-    step: int,
-    many: int,
-    dtype: DType,
+    w: Writer, held: Held, left: Laid, right: Laid, step: int, many: int, dtype: DType
 ) -> None:
     """Some steps of k: what a thread needs of both operands, then the products."""
     size = dtype.size
@@ -251,13 +234,13 @@ def multiply_steps(
     if len(held) != len(rows) * len(columns):
         raise InternalError("ptx.emit", "a dot's result is not held in rectangles")
     x = {
-        r: read_run(w, f"[{a}+{r * left.stride + step * size}]", "ld.shared", dtype, many)
+        r: read_run(w, f"[{left.base}+{r * left.stride + step * size}]", "ld.shared", dtype, many)
         for r in rows
     }
     for i in range(many):
         y: dict[int, str] = {}
         for start, count in neighbours(columns, max(1, 16 // size)):
-            where = f"[{b}+{(step + i) * right.stride + columns[start] * size}]"
+            where = f"[{right.base}+{(step + i) * right.stride + columns[start] * size}]"
             found = read_run(w, where, "ld.shared", dtype, count)
             y.update(zip(columns[start : start + count], found))
         for r in rows:

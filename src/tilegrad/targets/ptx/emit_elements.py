@@ -72,11 +72,12 @@ def scatter(e: Emission, node: Node) -> None:
     ordered = not (e.body.notes.get("distinct") or differ(e, offset))
     if ordered:
         spread = blocked(offset.shape, e.threads.count, 1)
-    registers, elements = e.values.stored(value, spread), elements_of(e, node, spread)
+    registers = e.values.get(value, spread, value.dtype)
+    elements = elements_of(e, node, spread)
     owner = e.threads.owner(spread)
     guards = [e.threads.and_guards(mask, owner) for _, mask in elements]
     if ordered:
-        offsets = e.values.stored(offset, spread)
+        offsets = e.values.get(offset, spread, offset.dtype)
         guards = last_of_equal(e, spread, offsets, guards)
     for register, (at, _), guard in zip(registers, elements, guards):
         where = address_at(e, node, at)
@@ -141,7 +142,8 @@ def atomic_add(e: Emission, node: Node) -> Registers:
     if dtype.name not in ATOMS:
         raise InternalError("ptx.emit", f"no atomic addition of {dtype}")
     spread = e.plan.spread(node)
-    registers, elements = values.stored(value, spread), elements_of(e, node, spread)
+    registers = values.get(value, spread, dtype)
+    elements = elements_of(e, node, spread)
     space = "global" if memory_of(memory).scope == "global" else "shared"
     form = f"atom.relaxed.gpu.{space}.add.{ATOMS[dtype.name]}"
     kind, owner, found = kind_of(dtype), e.threads.owner(spread), []

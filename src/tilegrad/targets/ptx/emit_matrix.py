@@ -11,18 +11,17 @@ product's registers are those of its places; nothing is copied on the way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...tile.placed import apart, kept_words
-from ...tile.row import memory_of
+from ...tile.row import Touch, memory_of, touches_of
 from .addresses import Exchanged, Lie, lead_address, lie_of, piece_offset
 from .element import widen_word
 from .emission import Emission
 from .moves import load_matrices
-from .shared import SWIZZLES
 from .write import Registers, braced, several, vector
 
 WGMMA_TYPES = {
@@ -48,7 +47,7 @@ def matrix_async(e: Emission, node: Node) -> None:
     (total, a, b, accumulate), kept = node.inputs[:4], kept_words(node)
     if len(total.shape) > 2:
         raise InternalError("ptx.emit", "an accumulator has no leading index")
-    index, rank, end = node.inputs[4 + len(kept) :], len(a.shape) - 2, len(b.shape) - 2
+    of_a, of_b, *of_kept = list(touches_of(node))[:-2]
     name, depth = WGMMA_TYPES[b.dtype]
     left_name = name if a.dtype is int32 else WGMMA_TYPES[a.dtype][0]
     sums, signs = ("f32", ["1", "1"]) if total.dtype is float32 else ("s32", [])
@@ -58,9 +57,9 @@ def matrix_async(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", f"no sparse product adds {a.type} to {total.type}")
     trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
     deep, sparse = (2 * depth, ".sp") if kept else (depth, "")
-    right = Operand(e, b, index[rank : rank + end], not trans_b, deep)
-    left = None if a in registers else Operand(e, a, index[:rank], not trans_a, depth)
-    words = kept_registers(e, kept[0], index[rank + end :], a.shape[-1] // 32) if kept else []
+    right = Operand(e, of_b, not trans_b, deep)
+    left = None if a in registers else Operand(e, of_a, not trans_a, depth)
+    words = kept_registers(e, of_kept[0], a.shape[-1] // 32) if kept else []
     flags = [str(int(trans_b))] if left is None else [str(int(trans_a)), str(int(trans_b))]
     k, first = b.shape[-2 if trans_b else -1], e.values.scalar(accumulate)
     width = min(n, 256)
@@ -84,10 +83,10 @@ def matrix_async(e: Emission, node: Node) -> None:
                 e.put(form, held, given, right.at(column, step), *more, scale, *signs, *used)
 
 
-def kept_registers(e: Emission, kept: Node, index: Sequence[Node], count: int) -> Registers:
+def kept_registers(e: Emission, kept: Touch, count: int) -> Registers:
     """A thread's words of what is kept; products read such as were written since the last one."""
     words = several(e, "b32", count)
-    base = e.mad(e.threads.number, 4 * count, lead_address(e, kept, index))
+    base = e.mad(e.threads.number, 4 * count, lead_address(e, kept))
     for at in range(0, count, 4):
         form, to = vector("ld.shared", "b32", words[at : at + 4])
         e.put(form, to, f"[{base}+{4 * at}]")
@@ -140,9 +139,9 @@ def load_operand(e: Emission, node: Node) -> None:
     start, k_rows, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     right, warps = operands_of(e)[operand]
     words, lie = e.placed.registers[operand], lie_of(type_)
-    if not lie[2] or start % DEPTH:
+    if not lie.turns or start % DEPTH:
         raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
-    base = lead_address(e, place, node.inputs[2:])
+    base = lead_address(e, next(touches_of(node)))
     near = Exchanged(e, e.add(base, lane_start(e, (right, warps), lie, k_rows)), lie)
     for number in range(len(words) // 4):
         along = number * 16 * warps[right]
@@ -158,11 +157,11 @@ def load_bytes(e: Emission, node: Node) -> None:
     Along k a lane gets four neighbours of a row: two for each half of 16. Where k runs down the
     rows of the place it gets two neighbours of two rows, for rows of the operand 8 apart.
     """
-    (operand, place), index = node.inputs[:2], node.inputs[2:]
+    operand, place = node.inputs[:2]
     start, turned, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     words, lie = e.placed.registers[operand], lie_of(type_)
     (m, k), warps = operand.shape, e.threads.count // 32
-    if not lie[2] or start % 32 or k % 32 or m % (16 * warps) or operand not in e.placed.paired:
+    if not lie.turns or start % 32 or k % 32 or m % (16 * warps) or operand not in e.placed.paired:
         raise InternalError("ptx.emit", f"no {operand.type} comes from {type_} at {start}")
 
     def make() -> str:
@@ -174,7 +173,7 @@ def load_bytes(e: Emission, node: Node) -> None:
         return piece_offset(e, row, e.shr(matrix, 1), lie)
 
     own = e.memo.once(("bytes", e.threads.number, lie, turned), make)
-    near = Exchanged(e, e.add(lead_address(e, place, index), own), lie)
+    near = Exchanged(e, e.add(lead_address(e, next(touches_of(node))), own), lie)
     for number in range(m // (16 * warps)):
         for deep in range(0, k, 32):
             row, column = number * 16 * warps, start + deep
@@ -234,27 +233,21 @@ def serpentine(high: int, wide: int) -> Iterator[tuple[int, int]]:
 # ---- descriptors --------------------------------------------------------------------------------
 
 
-SWIZZLE_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
+SWIZZLE_CODES = {128: 1, 64: 2, 32: 3}
 
 
 class Operand:
     """Descriptors of a shared operand of wgmma."""
 
-    def __init__(
-        self, e: Emission, place: Node, lead: Sequence[Node], along_k: bool, depth: int
-    ) -> None:
-        self.w, self.threads, self.along_k, self.depth = e, e.threads, along_k, depth
-        type_ = memory_of(place)
-        self.size = type_.dtype.size
-        self.swizzle = SWIZZLES[type_.layout]
-        if not self.swizzle:
+    def __init__(self, e: Emission, place: Touch, along_k: bool, depth: int) -> None:
+        self.e, self.along_k, self.depth = e, along_k, depth
+        self.size, self.lie = place.memory.dtype.size, lie_of(memory_of(place.memory))
+        if not self.lie.turns:
             raise InternalError("ptx.emit", "a matrix operand lies in a swizzled place")
-        self.span = self.swizzle // self.size  # columns of a block
-        self.block = int(type_.shape[-2]) * self.swizzle  # bytes of one
-        leading = 1 if along_k else self.block >> 4
-        high = (8 * self.swizzle >> 4) | SWIZZLE_CODES[self.swizzle] << 30
+        leading = 1 if along_k else self.lie.block >> 4
+        high = (8 * self.lie.span >> 4) | SWIZZLE_CODES[self.lie.span] << 30
         # an address in a cluster has the rank of its program above the bits of the place
-        low = e.value("bfe.u32", lead_address(e, place, lead), "4", "14")
+        low = e.value("bfe.u32", lead_address(e, place), "4", "14")
         self.low = e.value("or.b32", low, str(leading << 16))
         self.high = e.copy("b32", high)
         self.known: dict[int, str] = {}
@@ -262,15 +255,18 @@ class Operand:
     def at(self, row: int, step: int, groups: int = 1) -> str:
         """The descriptor for elements from `row` (of m or n) on, at a step of k."""
         k = step * self.depth
-        column, down = (k, row) if self.along_k else (row, k)
-        offset = (column // self.span) * self.block
-        offset += column % self.span * self.size + down * self.swizzle
+        offset = self.offset(*((k, row) if self.along_k else (row, k)))
         if offset not in self.known:
             low = self.low
             if groups > 1:
-                apart = 64 * self.swizzle if self.along_k else 64 // self.span * self.block
-                low = self.w.mad(self.threads.group(), apart >> 4, low)
+                apart = self.offset(*((0, 64) if self.along_k else (64, 0)))
+                low = self.e.mad(self.e.threads.group(), apart >> 4, low)
             if offset:
-                low = self.w.add(low, offset >> 4)
-            self.known[offset] = self.w.value("mov.b64", braced((low, self.high)))
+                low = self.e.add(low, offset >> 4)
+            self.known[offset] = self.e.value("mov.b64", braced((low, self.high)))
         return self.known[offset]
+
+    def offset(self, column: int, row: int) -> int:
+        """Bytes to an element."""
+        block, rest = divmod(column * self.size, self.lie.span)
+        return block * self.lie.block + rest + row * self.lie.span

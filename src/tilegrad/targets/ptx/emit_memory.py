@@ -201,7 +201,7 @@ def store(e: Emission, node: Node) -> None:
     """A Tile to an index."""
     memory, value = node.inputs[:2]
     spread = e.values.spread_of(value)
-    registers = e.values.stored(value, spread)
+    registers = e.values.get(value, spread, value.dtype)
     found, owner = reached(e, touch_of(node), spread), e.threads.owner(spread)
     store_runs(e, found, store_form(memory), memory.dtype, registers, owner)
 

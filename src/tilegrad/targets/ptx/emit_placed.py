@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import product
-from ...tile.row import memory_of
-from .addresses import by_matrix, lead_address, matrix_rows, place_runs, row_address
+from ...tile.row import Touch, memory_of, touch_of
+from .addresses import by_matrix, lead_address, matrix_rows, place_runs, row_address, steps_along
 from .element import kind_of
 from .emission import Emission
 from .emit_barriers import barrier_address
@@ -69,7 +69,8 @@ def in_pairs(spread: Spread) -> bool:
 
 def read_place(e: Emission, node: Node) -> Registers:
     """What a place holds."""
-    place, index = node.inputs[0], node.inputs[1:]
+    touch = touch_of(node)
+    place = touch.memory
     if place in e.placed.registers:
         paired = place in e.placed.paired
         kind = "b32" if paired else kind_of(place.dtype)
@@ -78,18 +79,18 @@ def read_place(e: Emission, node: Node) -> Registers:
     spread = e.plan.spread(node)
     begin = row_address(e, place, node.attrs["rows"][0]) if node.attrs["rows"] else ""
     if by_matrix(e, place, spread):
-        rows = matrix_rows(e, place, index, spread, begin)
+        rows = matrix_rows(e, touch, spread, begin)
         return [r for at, _ in rows for r in unpacked(e, load_matrices(e, at), place.dtype)]
     return [
         register
-        for where, _, count in place_runs(e, place, index, spread, begin)
+        for where, _, count in place_runs(e, touch, spread, begin)
         for register in read_run(e, where, "ld.shared", place.dtype, count)
     ]
 
 
 def write_place(e: Emission, node: Node) -> None:
     """Set what a place holds."""
-    (place, value), index = node.inputs[:2], node.inputs[2:]
+    (place, value), touch = node.inputs[:2], touch_of(node)
     if place in e.placed.registers:
         registers = e.values.get(value, e.plan.spread(place))
         if place in e.placed.paired:
@@ -100,12 +101,12 @@ def write_place(e: Emission, node: Node) -> None:
     spread = e.values.spread_of(value)
     registers = e.values.get(value, spread)
     if by_matrix(e, place, spread) and e.overlaps:  # sm_80 has no stmatrix
-        for where, first in matrix_rows(e, place, index, spread):
+        for where, first in matrix_rows(e, touch, spread):
             words = packed(e, registers[first : first + 8], place.dtype)
             e.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where, braced(words))
         return
     owner = e.threads.owner(spread)
-    for where, at, count in place_runs(e, place, index, spread):
+    for where, at, count in place_runs(e, touch, spread):
         write_run(e, where, "st.shared", place.dtype, registers[at : at + count], owner)
 
 
@@ -119,7 +120,8 @@ STORE = "st.async.shared::cluster.mbarrier::complete_tx::bytes"
 
 def send(e: Emission, node: Node) -> None:
     """A value to another program, its rows to all of them, or all of it to all."""
-    place, value, barrier, stage, *index = node.inputs
+    place, value, barrier, stage, *rank = node.inputs[:5]
+    touch = touch_of(node)
     type_, spread, to = memory_of(place), e.values.spread_of(value), node.attrs["to"]
     allowed = ("", "held") if to == "one" else ("",)
     if type_.layout not in allowed or type_.dtype.size != WORD:
@@ -127,18 +129,15 @@ def send(e: Emission, node: Node) -> None:
     registers = e.values.get(value, spread)
     landing = barrier_address(e, barrier, stage)
     if to == "shares":
-        steps = [int(s) for s in type_.element_strides()[len(index) :]]
-        each, base = int(type_.shape[len(index)]), lead_address(e, place, index)
-        send_shares(e, registers, spread, base, landing, steps, each)
+        send_shares(e, registers, spread, touch, landing)
         return
     if to == "one":
-        rank, *index = index
-        ranks, owner = [e.values.index32(rank)], e.threads.owner(spread)
+        ranks, owner = [e.values.index32(r) for r in rank], e.threads.owner(spread)
     else:
         ranks, owner = ranks_of(e, spread)
     for one in ranks:
         start, its_landing = there(e, e.pointers[place], one), there(e, landing, one)
-        for where, at, count in place_runs(e, place, index, spread, start):
+        for where, at, count in place_runs(e, touch, spread, start):
             store_async(e, where, its_landing, registers[at : at + count], owner)
 
 
@@ -154,16 +153,11 @@ def ranks_of(e: Emission, spread: Spread) -> tuple[Registers, str]:
 
 
 def send_shares(
-    e: Emission,
-    registers: Registers,
-    spread: Spread,
-    base: str,
-    landing: str,
-    steps: list[int],
-    each: int,
+    e: Emission, registers: Registers, spread: Spread, touch: Touch, landing: str
 ) -> None:
-    """Rows to the programs that they belong to, `each` to a program."""
-    owner = e.threads.owner(spread)
+    """Rows to the programs that they belong to, as many as a place has to a program."""
+    each, steps = touch.shape[0], steps_along(touch)
+    base, owner = lead_address(e, touch), e.threads.owner(spread)
     if each & (each - 1) or steps[0] % 4:
         raise InternalError("ptx.emit", f"shares of {each} rows of {steps[0]} elements")
     row = e.threads.part(spread.fields, 0) or e.threads.constant(0)

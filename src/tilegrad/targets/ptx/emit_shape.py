@@ -10,7 +10,7 @@ so it is the same in every run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,10 +22,36 @@ from ...ir.types import Shape
 from . import rules
 from .emission import Emission
 from .moves import get_word, put_word, shuffle
+from .plan_spread import seen
 from .spread import Spread, lines
 from .write import Registers, Writer
 
-Part = tuple[list[str], str, DType]  # of a reduction: registers, its kind, their dtype
+
+@dataclass(frozen=True)
+class Combining:
+    """How values of a DType are combined, the earlier one first."""
+
+    w: Writer
+    kind: str
+    dtype: DType
+
+    def combine(self, a: str, b: str) -> str:
+        """Two values made one."""
+        return rules.combine(self.w, self.kind, self.dtype, a, b)
+
+    def pick(self, mask: str, a: str, b: str) -> str:
+        """a where the mask holds, else b."""
+        return rules.apply(self.w, "where", self.dtype, mask, a, b)
+
+    def fold(self, registers: Registers) -> str:
+        """Registers of one thread combined, as a balanced tree."""
+        while len(registers) > 1:
+            pairs = [self.combine(a, b) for a, b in zip(registers[::2], registers[1::2])]
+            registers = pairs + ([registers[-1]] if len(registers) % 2 else [])
+        return registers[0]
+
+
+Part = tuple[Registers, Combining]  # of a reduction
 
 
 def reduces(e: Emission, nodes: Sequence[Node]) -> None:
@@ -40,34 +66,31 @@ def reduces(e: Emission, nodes: Sequence[Node]) -> None:
         parts = [part for _, part in found]
         if warps:
             parts = over_warps(e, parts, source, axis, warps)
-        for (node, _), (registers, _, _) in zip(found, parts):
+        for (node, _), (registers, _) in zip(found, parts):
             e.values.held[node] = e.values.planned(node, registers, source.drop(axis))
 
 
 def in_warps(e: Emission, node: Node, source: Spread) -> Part:
     """What each warp knows of a reduction."""
-    values = e.values
-    x, axis, kind = node.inputs[0], node.attrs["axis"], node.attrs["kind"]
-    dtype, left = values.dtype(node), source.drop(axis).registers
-    if kind == "sum" and dtype is float32 and is_product(e, x, source):
-        factors = zip(*(values.get(i, source) for i in x.inputs))
-        groups = grouped(source, axis, list(factors))
-        found = [fold_products(e, groups[at]) for at in left]
+    (x,), axis, dtype = node.inputs, node.attrs["axis"], e.values.dtype(node)
+    one = Combining(e, node.attrs["kind"], dtype)
+    if one.kind == "sum" and dtype is float32 and is_product(e, x, source):
+        factors = zip(*(e.values.get(i, source) for i in x.inputs))
+        found = [fold_products(one, group) for group in grouped(source, axis, factors)]
     else:
-        registers = values.sized(x, values.get(x, source), dtype)
-        groups = grouped(source, axis, registers)
-        found = [fold(e, groups[at], kind, dtype) for at in left]
+        registers = e.values.get(x, source, dtype)
+        found = [one.fold(group) for group in grouped(source, axis, registers)]
     for bit in reduced_bits(source, axis)[0]:
-        found = [rules.combine(e, kind, dtype, r, shuffle(e, r, 1 << bit, dtype)) for r in found]
-    return found, kind, dtype
+        found = [one.combine(r, shuffle(e, r, 1 << bit, dtype)) for r in found]
+    return found, one
 
 
-def grouped(source: Spread, axis: int, values: list[Any]) -> dict[Any, list[Any]]:
+def grouped(source: Spread, axis: int, values: Iterable[Any]) -> list[list[Any]]:
     """What a thread holds, by the element of the result that it goes into."""
     groups: dict[Shape, list[Any]] = {}
     for at, value in zip(source.registers, values):
         groups.setdefault(at[:axis] + at[axis + 1 :], []).append(value)
-    return groups
+    return list(groups.values())
 
 
 def is_product(e: Emission, x: Node, source: Spread) -> bool:
@@ -77,26 +100,16 @@ def is_product(e: Emission, x: Node, source: Spread) -> bool:
     )
 
 
-def fold_products(w: Writer, factors: list[tuple[str, str]]) -> str:
+def fold_products(one: Combining, factors: list[tuple[str, str]]) -> str:
     """Products of one thread added as they are made, in chains side by side."""
     count = 4 if len(factors) >= 16 else 2 if len(factors) >= 4 else 1
     chains = []
     for pairs in (factors[n::count] for n in range(count)):
-        total = rules.apply(w, "multiply", float32, *pairs[0])
+        total = rules.apply(one.w, "multiply", float32, *pairs[0])
         for a, b in pairs[1:]:
-            total = rules.apply(w, "multiply_add", float32, a, b, total)
+            total = rules.apply(one.w, "multiply_add", float32, a, b, total)
         chains.append(total)
-    return fold(w, chains, "sum", float32)
-
-
-def fold(w: Writer, registers: Registers, kind: str, dtype: DType) -> str:
-    """Registers of one thread combined, as a balanced tree."""
-    while len(registers) > 1:
-        pairs = [
-            rules.combine(w, kind, dtype, a, b) for a, b in zip(registers[::2], registers[1::2])
-        ]
-        registers = pairs + ([registers[-1]] if len(registers) % 2 else [])
-    return registers[0]
+    return one.fold(chains)
 
 
 def reduced_bits(spread: Spread, axis: int) -> tuple[list[int], list[int]]:
@@ -116,38 +129,35 @@ def over_warps(
 ) -> list[Part]:
     """Combine across warps: each leaves its parts, all read all parts of their group."""
     warps = e.threads.count // 32
-    size = max(max(4, dtype.size) for _, _, dtype in parts)
-    count = sum(len(registers) for registers, _, _ in parts)
-    lanes = 32 if any(shift < 5 for shift, _, _, _ in source.drop(axis).fields) else 1
-    base = e.shared.scratch(warps * count * lanes * size)
+    size = max(max(4, one.dtype.size) for _, one in parts)
+    flat = [(register, one) for registers, one in parts for register in registers]
+    left = source.drop(axis)
+    lanes = 32 if any(shift < 5 for shift, _, _, _ in left.fields) else 1
+    base = e.shared.scratch(warps * len(flat) * lanes * size)
     lane = e.threads.bits(0, 5)
     warp = e.shr(e.threads.number, 5)
     step = lanes * size
-    stride = count * step
+    stride = len(flat) * step
     address = e.mad(warp, stride, base)
     if lanes > 1:
         address = e.mad(lane, size, address)
     first = "" if lanes > 1 else e.test("eq.s32", lane, 0)
-    flat = [(r, dtype) for registers, _, dtype in parts for r in registers]
-    for i, (register, dtype) in enumerate(flat):
-        put_word(e, f"[{address}+{i * step}]", register, dtype, first)
+    for i, (register, one) in enumerate(flat):
+        put_word(e, f"[{address}+{i * step}]", register, one.dtype, first)
     e.shared.written()
-    kept = warp_bits(source) & ~sum(1 << (b - 5) for b in bits)
+    kept = warp_bits(left)
     start = e.mad(e.mask(warp, kept), stride, base) if kept else base
     if lanes > 1:
         start = e.mad(lane, size, start)
     turns = [0]
     for b in bits:
         turns += [t | 1 << (b - 5) for t in turns]
-    result, place = [], 0
-    for registers, kind, dtype in parts:
-        found = []
-        for i in range(place, place + len(registers)):
-            read = [get_word(e, f"[{start}+{t * stride + i * step}]", dtype) for t in sorted(turns)]
-            found.append(fold(e, read, kind, dtype))
-        result.append((found, kind, dtype))
-        place += len(registers)
-    return result
+    found = []
+    for i, (_, one) in enumerate(flat):
+        at = [f"[{start}+{t * stride + i * step}]" for t in sorted(turns)]
+        found.append(one.fold([get_word(e, where, one.dtype) for where in at]))
+    rest = iter(found)
+    return [([next(rest) for _ in registers], one) for registers, one in parts]
 
 
 # ---- shapes -------------------------------------------------------------------------------------
@@ -156,15 +166,13 @@ def over_warps(
 def reshape(e: Emission, node: Node) -> Registers:
     """A Tile in another row-major shape."""
     x, to = node.inputs[0], e.plan.spread(node)
-    if x.shape == ():
-        return e.values.get(x, to)
     try:
-        seen = to.reshape(x.shape)
+        before = seen(node, to)
     except InternalError:
         own = e.plan.spread(x)
         registers = e.values.get(x, own)
         return e.shared.exchange(registers, own.reshape(node.shape), to, e.values.dtype(x))
-    return e.values.get(x, seen)
+    return e.values.get(x, before)
 
 
 def extract(e: Emission, node: Node) -> Registers:
@@ -205,7 +213,7 @@ def stack_rows(e: Emission, node: Node) -> Registers:
     values = e.values
     own = values.spread_of(next((x for x in node.inputs if not e.plan.free(x)), node.inputs[0]))
     dtype = values.dtype(node)
-    registers = [r for x in node.inputs for r in values.sized(x, values.get(x, own), dtype)]
+    registers = [r for x in node.inputs for r in values.get(x, own, dtype)]
     return values.change(registers, own.stack(len(node.inputs)), e.plan.spread(node), dtype)
 
 
@@ -219,9 +227,7 @@ def pick(e: Emission, x: Node, index: int) -> str:
     for at, register in zip(own.registers, registers):
         mine = e.test("eq.s32", e.threads.part(own.fields, 0) or "", index - at[0])
         owner = e.threads.owner(own)
-        put_word(
-            e, f"[{base}+0]", register, dtype, e.and_predicates(mine, owner) if owner else mine
-        )
+        put_word(e, f"[{base}+0]", register, dtype, e.threads.and_guards(mine, owner))
     e.shared.written()
     return get_word(e, f"[{base}+0]", dtype)
 
@@ -229,33 +235,15 @@ def pick(e: Emission, x: Node, index: int) -> str:
 # ---- running sums -------------------------------------------------------------------------------
 
 
-@dataclass
-class Combining:
-    """How values are combined, the earlier one first."""
-
-    w: Writer
-    kind: str
-    dtype: DType
-
-    def combine(self, a: str, b: str) -> str:
-        """Two values made one."""
-        return rules.combine(self.w, self.kind, self.dtype, a, b)
-
-    def pick(self, mask: str, a: str, b: str) -> str:
-        """a where the mask holds, else b."""
-        return rules.apply(self.w, "where", self.dtype, mask, a, b)
-
-
 def cumulative(e: Emission, node: Node) -> Registers:
     """The running combination along an axis."""
     x, axis, dtype = node.inputs[0], node.attrs["axis"], e.values.dtype(node)
     one = Combining(e, node.attrs["kind"], dtype)
     own = lines(node.shape, e.threads.count, axis)
-    registers = e.values.sized(x, e.values.get(x, own), dtype)
-    numbers = list(range(len(registers)))
+    registers = e.values.get(x, own, dtype)
     groups = [
         sorted(line, key=lambda n: own.registers[n][axis])
-        for line in grouped(own, axis, numbers).values()
+        for line in grouped(own, axis, range(len(registers)))
     ]
     result = list(registers)
     for line in groups:

@@ -143,17 +143,15 @@ class Prepared:
         for at, number, shape in self._maps:
             ctypes.memmove(at, encoded(shape, pointers[number]), MAP_BYTES)
 
-    def start(self, dependent: bool = False) -> None:
-        """Launch with the pointers set; `dependent` where the one before is a kernel."""
-        if not self.empty:
-            start(self.function, self.configs[dependent], self.table)
-
-    def capture(self, dependent: bool) -> None:
-        """The same on the stream that graphs are captured from."""
+    def start(self, dependent: bool = False, captured: bool = False) -> None:
+        """Launch with the pointers set, or on the stream that graphs are captured from;
+        `dependent` where the one before is a kernel."""
         chosen, device = self.configs[dependent], self.function.device
-        chosen.hStream = device.capture_stream
+        if self.empty:
+            return
+        chosen.hStream = device.capture_stream if captured else device.stream
         try:
-            start(self.function, chosen, self.table, captured=True)
+            start(self.function, chosen, self.table, captured)
         finally:
             chosen.hStream = device.stream
 

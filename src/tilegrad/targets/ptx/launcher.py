@@ -226,7 +226,7 @@ def put(device: Context, operation: Operation, after_kernel: bool, captured: boo
     else:
         prepared.last = None
         prepared.point(operation.pointers)
-        (prepared.capture if captured else prepared.start)(after_kernel)
+        prepared.start(after_kernel, captured)
 
 
 class LaunchGraph:
@@ -334,6 +334,3 @@ class LaunchGraph:
                 api().cuGraphDestroy(self.graph)
         except Exception:
             return  # the interpreter is going down
-
-
-__all__ = ["LaunchGraph", "Operation", "run_directly"]

@@ -117,14 +117,13 @@ def split(w: Writer, word: str, dtype: DType, count: int) -> Registers:
         part = w.value("bfe.u32", word, str(8 * i), "8")
         found.append(_from_bits(w, w.value("cvt.u16.u32", part), dtype))
         if dtype.is_float:
-            w.note_byte(found[-1], word, i)
+            w.note_part(found[-1], word, i)
     return found
 
 
 def join(w: Writer, registers: Sequence[str], dtype: DType) -> str:
     """Elements packed into a 32-bit word."""
-    known = w.halves if dtype.size == 2 else w.bytes
-    parts = [known.get(r, ("", -1)) for r in registers]
+    parts = [w.parts.get(r, ("", -1)) for r in registers]
     if [n for _, n in parts] == [*range(4 // dtype.size)] and len({p for p, _ in parts}) == 1:
         return parts[0][0]  # it was one word
     if dtype.size == 2:

@@ -34,7 +34,6 @@ from .spread import (
     accumulator_turns,
     blocked,
     grid,
-    lanes,
     lines,
     operand_pairs,
     operand_rows,
@@ -43,6 +42,7 @@ from .spread import (
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
 DERIVED = ("broadcast", "reshape", "transpose")
+WARP = 32
 NEAR = 1 << 18  # elements of a Memory that caches keep
 
 
@@ -103,8 +103,8 @@ def far(memory: Node) -> bool:
 class SpreadPlan:
     """Spreads by Node, for one Body."""
 
-    def __init__(self, body: Body, warps: int) -> None:
-        self.bounds = Bounds(body)
+    def __init__(self, body: Body, bounds: Bounds, warps: int) -> None:
+        self.bounds = bounds
         self.parent: dict[Node, Node] = {}
         self.threads: dict[Node, int] = {}
         self.anchors: dict[Node, Spread] = {}
@@ -177,7 +177,6 @@ class SpreadPlan:
                 b = node.blocks[0]
                 for given, argument, result in zip(node.inputs[2:], b.arguments[1:], b.results):
                     self._join(argument, result, given)
-            self._after(node)
 
     def _visit(self, node: Node, warps: int) -> None:
         self.threads[node] = 32 * warps
@@ -207,11 +206,11 @@ class SpreadPlan:
         elif name in ("read_place", "write_place"):
             self._place(node)
         elif name == "copy_pages" and self._holds(node.inputs[4]):
-            self._anchor(node.inputs[4], lanes(node.inputs[4].shape[0]))
+            self._anchor(node.inputs[4], blocked(node.inputs[4].shape, WARP, 1))
+        elif name == "get":
+            self._get(node)
 
-    def _after(self, node: Node) -> None:
-        if node.op.name != "get":
-            return
+    def _get(self, node: Node) -> None:
         source, index = node.inputs[0], node.attrs["index"]
         if source.op.name == "loop":
             self._join(node, source.blocks[0].arguments[1 + index])
@@ -234,41 +233,34 @@ class SpreadPlan:
             self._relate(x, node, lambda s: s.stack(count))
         elif name == "part":
             start, shape, own = node.attrs["start"], node.attrs["shape"], x.shape
-            self._relate(x, node, lambda s: s.part(start, shape), lambda s: s.whole(start, own))
-        elif name == "transpose":
-            order = node.attrs["order"]
-            back = [order.index(i) for i in range(len(order))]
-            self._relate(x, node, lambda s: s.permute(order), lambda s: s.permute(back))
-        elif name == "reshape":
-            to, own = node.shape, x.shape
-            self._relate(x, node, lambda s: s.reshape(to), lambda s: s.reshape(own))
-        elif name == "broadcast":
-            self._relate(node, x, lambda s: broadcast_source(s, x.shape))
+            self._relate(x, node, lambda s: s.part(start, shape))
+            self._relate(node, x, lambda s: s.whole(start, own))
+        else:
+            self._relate(node, x, lambda s: seen(node, s))
+            if name == "reshape":
+                self._relate(x, node, lambda s: s.reshape(node.shape))
+            elif name == "transpose":
+                self._relate(x, node, lambda s: s.permute(node.attrs["order"]))
 
-    def _relate(self, source: Node, to: Node, make: Make, back: Make | None = None) -> None:
+    def _relate(self, source: Node, to: Node, make: Make) -> None:
         self.relations.append((source, to, make))
-        if back is not None:
-            self.relations.append((to, source, back))
 
     def _memory(self, node: Node) -> None:
-        name, touch = node.op.name, touch_of(node)
+        touch = touch_of(node)
         moved = (moved_tile(node), touch.offsets, touch.mask, node)
         tiles = [tile for tile in moved if tile is not None]
         self._join(*tiles)
-        size = max(1, node.inputs[0].dtype.size)
-        for t in tiles:
-            if self._holds(t):
-                self._wish(t).size = min(size, self._wish(t).size)
-        if self._holds(tiles[0]) and name in ("load", "store") and far(node.inputs[0]):
-            own = Wish(together=self._together(touch), moved={size: size * 8**self.depth})
-            self._wish(tiles[0]).merge(own)
         held = next((t for t in tiles if self._holds(t)), None)
-        if name in ("load", "store") and held is not None:
+        if held is None:
+            return
+        size, wish = max(1, touch.memory.dtype.size), self._wish(held)
+        wish.merge(Wish(size))
+        if node.op.name in ("load", "store"):
             strides = memory_of(touch.memory).element_strides()
-            for axis, along in enumerate(touch.axes):
-                if strides[along] == 1:
-                    votes = self._wish(held).inner
-                    votes[axis] = votes.get(axis, 0) + 1
+            wish.merge(Wish(inner={i: 1 for i, a in enumerate(touch.axes) if strides[a] == 1}))
+            if self._holds(tiles[0]) and far(touch.memory):
+                bytes_ = {size: size * 8**self.depth}
+                wish.merge(Wish(moved=bytes_, together=self._together(touch)))
 
     def _together(self, touch: Touch) -> int:
         """How many neighbours an access moves at once at most; 0 where 16 bytes are aligned."""
@@ -310,8 +302,7 @@ class SpreadPlan:
         if place.type.scope == "register":  # type: ignore[union-attr]
             self._join(place, value)
         elif self._holds(value):
-            wish = self._wish(value)
-            wish.size = min(wish.size, max(1, place.dtype.size))
+            self._wish(value).merge(Wish(max(1, place.dtype.size)))
 
     # ---- resolution -----------------------------------------------------------------------
 
@@ -373,13 +364,15 @@ class SpreadPlan:
         return relations
 
 
-def broadcast_source(spread: Spread, own: Shape) -> Spread:
-    """What a broadcast to this Spread reads of a Tile of the shape `own`."""
-    extra = len(spread.shape) - len(own)
-    found = spread
-    for _ in range(extra):
-        found = found.drop(0)
-    return found.squeeze([a for a, size in enumerate(own) if size == 1])
+def seen(node: Node, spread: Spread) -> Spread:
+    """How what a Node of DERIVED sees otherwise is held, where the Node is held as this Spread."""
+    shape = node.inputs[0].shape
+    if node.op.name == "broadcast":
+        return spread.before_repeat(shape)
+    if node.op.name == "reshape":
+        return spread.reshape(shape)
+    order = node.attrs["order"]
+    return spread.permute([order.index(axis) for axis in range(len(order))])
 
 
 def by_matrix(node: Node) -> bool:

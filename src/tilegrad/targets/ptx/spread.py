@@ -47,14 +47,15 @@ class Spread:
         made = tuple(dict.fromkeys(c[:axis] + c[axis + 1 :] for c in self.registers))
         return Spread(self.shape[:axis] + self.shape[axis + 1 :], fields, made)
 
-    def squeeze(self, axes: Sequence[int]) -> Spread:
-        """With size 1 along some axes: what a broadcast along them reads."""
-        found = self
-        for axis in axes:
-            shape = found.shape[:axis] + (1,) + found.shape[axis + 1 :]
-            made = tuple(dict.fromkeys(c[:axis] + (0,) + c[axis + 1 :] for c in found.registers))
-            found = Spread(shape, tuple(f for f in found.fields if f[2] != axis), made)
-        return found
+    def before_repeat(self, shape: Shape) -> Spread:
+        """What a Tile of this shape is held as that is repeated to one held so."""
+        more = len(self.shape) - len(shape)
+        fields = tuple(
+            (s, w, a - more, d) for s, w, a, d in self.fields if a >= more and shape[a - more] != 1
+        )
+        return Spread(
+            shape, fields, tuple(dict.fromkeys(repeated(c, shape) for c in self.registers))
+        )
 
     def stack(self, count: int) -> Spread:
         """Several such Tiles along a new first axis, each in registers of its own."""
@@ -121,6 +122,12 @@ class Spread:
 SCALAR = Spread((), (), ((),))
 
 
+def repeated(at: Shape, shape: Shape) -> Shape:
+    """The index that a broadcast of a Tile of this shape reads for one of its own."""
+    inner = at[len(at) - len(shape) :]
+    return tuple(0 if size == 1 else c for c, size in zip(inner, shape))
+
+
 def steps_of(shape: Sequence[int]) -> list[int]:
     """Elements between neighbours along each axis, row by row."""
     return [int(step) for step in row_major(tuple(shape))]
@@ -182,14 +189,6 @@ def blocked(
     lanes, free = bits[run:][: min(5, wanted)], bits[run:][min(5, wanted) :]
     free.sort(key=lambda b: b[0] != warps_along)
     return _assigned(shape, (lanes + free)[:wanted], inner)
-
-
-def lanes(count: int) -> Spread:
-    """A line of at most 32, one element a lane of every warp, over and over."""
-    if count < 1 or count > 32 or count & (count - 1):
-        raise InternalError("ptx.spread", f"no power of two of lanes hold {count} elements")
-    fields = ((0, count.bit_length() - 1, 0, 1),) if count > 1 else ()
-    return Spread((count,), fields, ((0,),))
 
 
 def lines(shape: Shape, threads: int, axis: int) -> Spread:

@@ -7,22 +7,19 @@ is asked for is held as asked, whatever way led to it: renamed, made again, or e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, fold
-from ...ir.types import Shape
 from ...tile.bounds import Bounds, near_angle
 from ...tile.row import constant_of
 from . import rules
 from .division import DIVISIONS
 from .element import bitcast, constant, convert, convert_pair, cut_pair, literal, uncut
 from .moves import split
-from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
+from .plan_spread import DERIVED, ELEMENTWISE, SpreadPlan, seen
 from .shared import Shared
-from .spread import SCALAR, Spread, blocked
+from .spread import SCALAR, Spread, blocked, repeated
 from .write import Registers, braced, halves_of
 
 
@@ -43,33 +40,17 @@ class Values:
             return int32
         return node.dtype
 
-    def resize(self, register: str, source: DType, to: DType) -> str:
-        """An integer index in another width."""
-        if source is to:
-            return register
-        if to is int64:
-            return self.w.value("cvt.s64.s32", register)
-        return self.w.value("cvt.u32.u64", register)
-
-    def sized(self, x: Node, registers: Sequence[str], to: DType) -> Registers:
-        """Registers of a value for one held as `to`: int64 may be in 32 or 64 bits."""
-        if x.dtype is not int64:
-            return list(registers)
-        return [self.resize(r, self.dtype(x), to) for r in registers]
-
     def loaded(self, node: Node, registers: Registers) -> Registers:
         """Registers as memory gave them, in the width that a value is held in."""
-        if node.dtype is not int64:
-            return registers
-        return [self.resize(r, int64, self.dtype(node)) for r in registers]
+        return [convert(self.w, node.dtype, self.dtype(node), r) for r in registers]
 
     def index32(self, node: Node) -> str:
         """A scalar index as a 32-bit register."""
-        return self.resize(self.scalar(node), self.dtype(node), int32)
+        return self.get(node, SCALAR, int32)[0]
 
     def index64(self, node: Node) -> str:
         """A scalar index as a 64-bit register."""
-        return self.resize(self.scalar(node), self.dtype(node), int64)
+        return self.get(node, SCALAR, int64)[0]
 
     # ---- access ---------------------------------------------------------------------------
 
@@ -79,8 +60,12 @@ class Values:
             return self.held[node][0]
         raise InternalError("ptx.emit", f"{node!r} was not emitted before its use")
 
-    def get(self, node: Node, spread: Spread) -> Registers:
-        """The registers of a Tile, held as `spread` says."""
+    def get(self, node: Node, spread: Spread, to: DType | None = None) -> Registers:
+        """The registers of a Tile, held as `spread` says and, if asked for, as another DType. Its
+        own is what memory takes: int64 in 64 bits."""
+        if to is not None:
+            held = self.dtype(node)
+            return [convert(self.w, held, to, r) for r in self.get(node, spread)]
         if node.shape == ():
             return [self.scalar(node)] * len(spread.registers)
         if self.plan.free(node):
@@ -91,10 +76,6 @@ class Values:
         return self.memo.once(
             (node, spread), lambda: self.change(registers, own, spread, self.dtype(node))
         )
-
-    def stored(self, node: Node, spread: Spread) -> Registers:
-        """The registers of a Tile as memory takes them: int64 in 64 bits."""
-        return self.sized(node, self.get(node, spread), int64)
 
     def spread_of(self, value: Node) -> Spread:
         """The planned Spread; a default for values that are free."""
@@ -131,10 +112,8 @@ class Values:
             return self.broadcast(node, spread)
         if name == "stack":
             return self.stack(node, spread)
-        if name == "reshape":
-            return self.get(node.inputs[0], spread.reshape(node.inputs[0].shape))
-        if name == "transpose":
-            return self.transpose(node, spread)
+        if name in DERIVED:
+            return self.get(node.inputs[0], seen(node, spread))
         if node.op.category in ELEMENTWISE:
             return self.elementwise(node, spread)
         raise InternalError("ptx.emit", f"{name} is not free")
@@ -157,32 +136,14 @@ class Values:
 
     def broadcast(self, node: Node, spread: Spread) -> Registers:
         """A Tile repeated along axes: registers shared between elements."""
-        x = node.inputs[0]
-        if x.shape == ():
-            return [self.scalar(x)] * len(spread.registers)
-        source = broadcast_source(spread, x.shape)
+        x, source = node.inputs[0], seen(node, spread)
         registers = self.get(x, source)
-        extra = len(spread.shape) - len(x.shape)
-        flat = [a for a, size in enumerate(x.shape) if size == 1]
-
-        def of(at: Shape) -> Shape:
-            inner = list(at[extra:])
-            for a in flat:
-                inner[a] = 0
-            return tuple(inner)
-
-        return [registers[source.where[of(at)]] for at in spread.registers]
-
-    def transpose(self, node: Node, spread: Spread) -> Registers:
-        """A Tile with axes in another order: the same registers."""
-        order = node.attrs["order"]
-        back = [order.index(i) for i in range(len(order))]
-        return self.get(node.inputs[0], spread.permute(back))
+        return [registers[source.where[repeated(at, x.shape)]] for at in spread.registers]
 
     def stack(self, node: Node, spread: Spread) -> Registers:
         """Scalars as a column: chosen by the row."""
         dtype = self.dtype(node)
-        scalars = [self.sized(x, [self.scalar(x)], dtype)[0] for x in node.inputs]
+        scalars = [self.get(x, SCALAR, dtype)[0] for x in node.inputs]
         if not any(f[2] == 0 for f in spread.fields):
             return [scalars[at[0]] for at in spread.registers]
         found = []
@@ -257,37 +218,22 @@ class Values:
         w, name, of, result = self.w, node.op.name, node.inputs[-1].dtype, self.dtype(node)
         held = [self.dtype(i) for i in node.inputs]
         if name == "cast":
-            if held[0] is int32 and of is int64 and node.dtype is int64:
-                return self.resize(operands[0], int32, result)
-            same = held[0] is result
-            return operands[0] if same else convert(w, held[0], result, operands[0])
+            return convert(w, held[0], result, operands[0])
         if name == "bitcast":
-            wide = self.widened(node.inputs, operands)
-            return bitcast(w, of, node.dtype, wide[0])
+            return bitcast(w, of, node.dtype, convert(w, held[0], of, operands[0]))
         if name == "repeat_bits":
             return w.value("mov.b32", braced((operands[0], operands[0])))
-        if of is not int64:
-            given = self.literal_divisor(node, of, operands) if of.is_integer else operands
-            return rules.apply(w, name, of, *given, near=near_angle(node))
-        narrow = all(h is int32 for h in (held[1:] if name == "where" else held))
+        given = list(operands)
+        narrow = of is int64 and all(h is int32 for h in (held[1:] if name == "where" else held))
         if narrow and (result is int32 or node.dtype is not int64):
-            return rules.apply(w, name, int32, *self.literal_divisor(node, int32, operands))
-        wide = self.widened(node.inputs, operands)
-        value = rules.apply(w, name, int64, *self.literal_divisor(node, int64, wide))
-        return self.resize(value, int64, result) if node.dtype is int64 else value
-
-    def literal_divisor(self, node: Node, dtype: DType, operands: Sequence[str]) -> Registers:
-        """A constant to divide by as a literal, so that it becomes a multiplication."""
-        found = list(operands)
-        if node.op.name in DIVISIONS:
-            divisor = constant_of(node.inputs[1])
-            if divisor is not None:
-                found[1] = literal(divisor, dtype)
-        return found
-
-    def widened(self, nodes: tuple[Node, ...], operands: tuple[str, ...]) -> Registers:
-        """Operands with int64 at full width."""
-        return [r for n, o in zip(nodes, operands) for r in self.sized(n, [o], int64)]
+            of = int32
+        else:
+            given = [convert(w, h, i.dtype, r) for h, i, r in zip(held, node.inputs, operands)]
+        divisor = constant_of(node.inputs[1]) if name in DIVISIONS and of.is_integer else None
+        if divisor is not None:  # as a literal, so that the division becomes a multiplication
+            given[1] = literal(divisor, of)
+        value = rules.apply(w, name, of, *given, near=near_angle(node))
+        return convert(w, int64, result, value) if of is node.dtype is int64 else value
 
     # ---- sizes ----------------------------------------------------------------------------
 

@@ -53,8 +53,7 @@ class Writer:
         self.lines: Registers = []
         self.counts = dict.fromkeys(KINDS, 0)
         self._labels = 0
-        self.halves: dict[str, tuple[str, int]] = {}  # words that 16-bit registers were cut from
-        self.bytes: dict[str, tuple[str, int]] = {}  # likewise of elements of 8 bits
+        self.parts: dict[str, tuple[str, int]] = {}  # of words: the half, or the byte of 8 bits
         self._cut: dict[str, Registers] = {}  # by word
 
     def new(self, kind: str) -> str:
@@ -66,25 +65,19 @@ class Writer:
         """One instruction; `guard` is a predicate register, '!' before it for its opposite."""
         if operands and operands[0] in self._cut:  # the word is written again
             for part in self._cut.pop(operands[0]):
-                self.halves.pop(part, None)
-                self.bytes.pop(part, None)
+                self.parts.pop(part, None)
         if form == "mov.b32" and operands[0][0] == "{":
-            self._note_halves(operands[0], operands[1])
+            for number, half in enumerate(operands[0].strip("{}").split(", ")):
+                self.note_part(half, operands[1], number)
         before = f"@{guard} " if guard else ""
         self.lines.append(
             f"\t{before}{form} {', '.join(operands)};" if operands else f"\t{before}{form};"
         )
 
-    def _note_halves(self, pair: str, word: str) -> None:
-        """Remember which word two registers hold the halves of."""
-        found = pair.strip("{}").split(", ")
-        self._cut.setdefault(word, []).extend(found)
-        self.halves.update((half, (word, number)) for number, half in enumerate(found))
-
-    def note_byte(self, register: str, word: str, number: int) -> None:
-        """Remember which byte of a word a register holds."""
+    def note_part(self, register: str, word: str, number: int) -> None:
+        """Remember which half or byte of a word a register holds."""
         self._cut.setdefault(word, []).append(register)
-        self.bytes[register] = (word, number)
+        self.parts[register] = (word, number)
 
     def value(self, form: str, *operands: str) -> str:
         """The register a new instruction writes first."""
