@@ -368,7 +368,7 @@ def steps() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
         for batch, tokens in ((1, 0), (8, 0), (4, 512)):
             named = f"step cache {kept.name} {batch}" + (" prompt" if tokens else "")
             step_of = functools.partial(stepped, small, batch, tokens, Variant(), kept=kept)
-            yield named, step_of, ALL
+            yield named, step_of, (H200, *CPUS) if kept.is_float else ALL
 
 
 def training() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
