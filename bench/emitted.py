@@ -254,7 +254,14 @@ class Zeros:
         """Nothing is mapped."""
 
 
-def stepped(model: Decoder, batch: int, tokens: int, variant: Variant, target: Target) -> Any:
+def stepped(
+    model: Decoder,
+    batch: int,
+    tokens: int,
+    variant: Variant,
+    target: Target,
+    kept: Any = tg.bfloat16,
+) -> Any:
     """A decode step, or a step of up to so many tokens; see generate/step.py."""
     config, page = model.config, limits_of(target).page
     cache = nn.PagedCache(
@@ -265,7 +272,7 @@ def stepped(model: Decoder, batch: int, tokens: int, variant: Variant, target: T
         config.head_width,
         requests=batch + 1,
         most_pages=2048 // page,
-        dtype=tg.bfloat16,
+        dtype=kept,
     )
     rows = Rows(batch + 1, cache.device)
     state = None if variant == Variant() else SamplingState(batch + 1, config.vocabulary)
@@ -296,6 +303,10 @@ def steps() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
         )
     yield "step drawn", functools.partial(stepped, small, 8, 0, DRAWS), ALL
     yield "step prompt", functools.partial(stepped, large, 8, 512, Variant()), ALL
+    for kept in (tg.float8_e4m3, tg.int8):
+        for name, tokens in (("decode", 0), ("prompt", 512)):
+            run = functools.partial(stepped, large, 8, tokens, Variant(), kept=kept)
+            yield f"step {kept.name} cache {name}", run, GPUS if kept is tg.int8 else (H200,)
     yield "step small prompt", functools.partial(stepped, small, 4, 64, Variant()), ALL
     experts = decoder(EXPERTS)
     for batch, tokens in ((1, 0), (8, 0), (32, 0), (8, 1024)):

@@ -107,15 +107,16 @@ def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
     return ((128, 80), (128, 64), (128, 48))
 
 
-def fitted(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan | None:
-    """The Plan with as much of shared memory put to use as there is; None if it does not fit."""
+def fitted(x: AttentionShape, plan: AttentionPlan, taken: int = 0) -> AttentionPlan | None:
+    """The Plan with as much of shared memory put to use as there is, beside so many bytes that are
+    taken; None if it does not fit."""
     value_width = padded(x.value_width)
     piece = next(p for p in (64, 32, 16) if value_width % p == 0)
     every = value_width // piece
     for query_stages, pieces in ((2, every), (2, 1), (1, every), (1, 1), (1, 0)):
         staged = piece if pieces else 0
         found = replace(plan, query_stages=query_stages, staged=staged, together=max(1, pieces))
-        if not why_not(x, found):
+        if not why_not(x, found) and shared_bytes(x, found) + taken <= SHARED_BYTES:
             return found
     return None
 

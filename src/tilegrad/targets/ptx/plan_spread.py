@@ -311,7 +311,10 @@ class SpreadPlan:
             self._join(place, value)
         elif self._holds(value):
             wish = self._wish(value)
-            wish.size = min(wish.size, max(1, place.dtype.size))
+            size = max(1, place.dtype.size)
+            if place.type.layout.startswith("swizzle") and wish.size < size:  # type: ignore[union-attr]
+                wish.together = 16 // size  # of what is widened: no more than is exchanged as one
+            wish.size = min(wish.size, size)
 
     # ---- resolution -----------------------------------------------------------------------
 
