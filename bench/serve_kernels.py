@@ -6,7 +6,8 @@
 
 Each case is checked against a reference first (NumPy's or float64), then timed as a replayed graph
 of launches. Told are microseconds, the bytes (or operations) that must be moved, and what the
-ceilings that this run measured make of them. Heads and vocabularies are those of Llama-3-8B (32/8,
+ceilings that this run measured make of them. Prompts are taken over caches of bf16, e4m3 and int8,
+one beside the other. Heads and vocabularies are those of Llama-3-8B (32/8,
 128,256) and Qwen3-14B (40/8, 151,936). A step has 256 rows as the engine's largest has, of which
 most only pad. Probabilities are what the launch before has just written, so they lie in the L2
 cache where they fit; caches and queries come in sets that pass it.
@@ -19,6 +20,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"
 import work_lists
 
 from gpu import Bench, sets
-from tilegrad.core.dtype import float32, int32, uint32
+from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float32, int8, int32, uint32
 from tilegrad.core.target import H200
 from tilegrad.generate.sampling import MIN_P, TOP_P
 from tilegrad.generate.sampling_state import FLOATS, GREEDY
@@ -117,13 +119,21 @@ class Kernels:
         self.rows.append(row)
         print(
             f"{label:58} {row['us']:8.1f} us  floor {row['floor_us']:7.1f}"
-            f"  {bytes_ / 1e6:8.1f} MB  error {error:.1e}{'' if error < NEAR else ' WRONG'}",
+            f" ({row['floor_us'] / row['us']:4.0%})  {bytes_ / 1e6:8.1f} MB"
+            f"  error {error:.1e}{'' if error < NEAR else ' WRONG'}",
             flush=True,
         )
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Random bf16."""
         return torch.randn(*shape, device=self.device).to(torch.bfloat16)
+
+    def kept(self, cache: DType, *shape: int) -> torch.Tensor:
+        """Random numbers as a cache holds them: of 8 bits 16 times as large."""
+        if cache is bfloat16:
+            return self.normal(*shape)
+        wide = self.normal(*shape) * 16
+        return wide.to(torch.float8_e4m3fn) if cache is float8_e4m3 else wide.round().to(torch.int8)
 
     def whole(self, values: Any) -> torch.Tensor:
         """int32."""
@@ -137,14 +147,30 @@ class Step:
     """Requests with new tokens: sizes, table, lengths, starts, the cache in several sets."""
 
     def __init__(
-        self, k: Kernels, model: str, lengths: Sequence[int], queries: Sequence[int], count: int = 0
+        self,
+        k: Kernels,
+        model: str,
+        lengths: Sequence[int],
+        queries: Sequence[int],
+        count: int = 0,
+        cache: DType = bfloat16,
     ) -> None:
         self.k, self.lengths, self.queries = k, list(lengths), list(queries)
         heads, key_heads = HEADS[model]
         tokens, most = sum(queries), CONTEXT // PAGE
         pages = sum(-(-n // PAGE) for n in lengths) + 1
         self.x = PagedShape(
-            heads, key_heads, WIDTH, WIDTH, PAGE, tokens, ROWS, pages, most, WIDTH**-0.5
+            heads,
+            key_heads,
+            WIDTH,
+            WIDTH,
+            PAGE,
+            tokens,
+            ROWS,
+            pages,
+            most,
+            WIDTH**-0.5,
+            cache=cache,
         )
         self.symbols = {"tokens": tokens, "pages": pages}
         named = {name: symbol(name, 1, high) for name, high in (("tokens", 8192), ("pages", 32768))}
@@ -164,7 +190,9 @@ class Step:
         self.count = count or (sets(tokens * row) if k.bench else 1)
         self.q = [k.normal(tokens, heads, WIDTH) for _ in range(self.count)]
         lead = (pages, key_heads, PAGE, WIDTH)
-        self.cache = [[k.normal(*lead) for _ in "kv"] for _ in range(self.count)]
+        self.cache = [[k.kept(cache, *lead) for _ in "kv"] for _ in range(self.count)]
+        each = (1 + torch.arange(key_heads, device=k.device) / key_heads) / 24
+        self.scales = torch.stack([each, each.flip(0)]) if self.x.scaled else None
 
 
 def appends(k: Kernels) -> None:
@@ -217,6 +245,7 @@ def append_error(
     return worst if torch.equal(values, fresh[1]) else float("inf")
 
 
+CACHES = (bfloat16, float8_e4m3, int8)
 PREFILLS = {
     "8 x 1,024": ([1024] * 8, [1024] * 8),
     "1 x 2,000": ([2000], [2000]),
@@ -230,8 +259,8 @@ PREFILLS = {
 def prefills(k: Kernels) -> None:
     """The list of tiles, and attention over them."""
     for model, (heads, _) in HEADS.items():
-        for name, (lengths, queries) in PREFILLS.items():
-            step = Step(k, model, lengths, queries, count=2)
+        for (name, (lengths, queries)), cache in product(PREFILLS.items(), CACHES):
+            step = Step(k, model, lengths, queries, 2, cache)
             x, plan = step.x, prefill.choose(step.any, k.target)
             assert plan is not None
             listing = k.kernel(
@@ -247,16 +276,19 @@ def prefills(k: Kernels) -> None:
             count = int(wanted[-1, 0])
             found = tiles.cpu().numpy()
             same = found[-1, 0] == count and (found[:count, :5] == wanted[:count, :5]).all()
-            k.tell(f"tiles {model} {name}", [listed] * 8, 0.0 if same else float("inf"))
+            label = f"tiles {model} {name}, {cache.name} cache"
+            k.tell(label, [listed] * 8, 0.0 if same else float("inf"))
             out = [torch.full((1, *q.shape), torch.nan, device="cuda").bfloat16() for q in step.q]
             lse = torch.zeros(1, heads, x.tokens, device="cuda")
+            scales = [] if step.scales is None else [step.scales]
+            places = (*scales, step.table, tiles)
             work = [
-                k.launch(kernel, (step.q[i], *step.cache[i], step.table, tiles, out[i], lse))
+                k.launch(kernel, (step.q[i], *step.cache[i], *places, out[i], lse))
                 for i in range(step.count)
             ]
             k.run(listed, work[0])
             seen = [n * (n + 1) / 2 + n * (s - n) for s, n in zip(lengths, queries) if n > 1]
-            label = f"prefill {model} {name}"
+            label = f"prefill {model} {name}, {cache.name} cache"
             k.tell(label, work, prefill_error(step, out[0][0]), flops=4 * WIDTH * heads * sum(seen))
 
 
@@ -268,9 +300,11 @@ def prefill_error(step: Step, out: torch.Tensor) -> float:
             continue
         pages = torch.as_tensor(table[request, : -(-length // PAGE)], device="cuda").long()
         keys, values = (
-            m[pages].transpose(0, 1).reshape(x.key_heads, -1, WIDTH)[:, :length].double()
+            m.float()[pages].transpose(0, 1).reshape(x.key_heads, -1, WIDTH)[:, :length].double()
             for m in step.cache[0]
         )
+        if step.scales is not None:
+            keys, values = (m * s[:, None, None] for m, s in zip((keys, values), step.scales))
         few = min(64, queries)
         stop = int(starts[request]) + queries
         q = step.q[0][stop - few : stop].double().reshape(few, x.key_heads, x.group, WIDTH)

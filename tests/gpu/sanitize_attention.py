@@ -467,6 +467,7 @@ def prefilled(
         given["table"],
         given["lengths"],
         given["query_starts"],
+        scales_of(x),
     )
     for request, length in enumerate(lengths):
         if length % x.page:
@@ -563,6 +564,10 @@ PREFILL: dict[str, Callable[[], Steps]] = {
     "width 128": prefills(2, 1, 16, (200, 90), (150, 90), width=128),
     "width 256": prefills(1, 1, 16, (150,), (100,), width=256),
     "float16": prefills(2, 1, 16, (100, 70), (90, 70), dtype=float16, cache=float16),
+    "8 bits": prefills(4, 2, 16, *CHUNKS, cache=float8_e4m3),
+    "8 bits, width 128": prefills(2, 1, 64, *CHUNKS, width=128, cache=float8_e4m3),
+    "8 bits, width 256": prefills(1, 1, 16, (150,), (100,), width=256, cache=float8_e4m3),
+    "int8, window": prefills(4, 2, 16, *CHUNKS, width=128, window=70, cache=int8),
 }
 PAGED: dict[str, Callable[[], Steps]] = {
     "page 16, split": lambda: attended(paged(8, 2, 16), TURNS),

@@ -6,6 +6,7 @@ Pages that belong to nobody hold nan; keys past a request's end hold nan too, va
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from test_paged_attention import ROUNDING, Step, make_step, shape
 from work_lists import tile_list, work_list
 
 from tilegrad.compiler.pipeline import fitted
-from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
+from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float8_e5m2, float16, int8
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.call import called, mixed
@@ -70,6 +71,29 @@ case("softcap", 2, 1, 16, (100, 70), (90, 70), softcap=3.0)
 case("sinks", 2, 1, 16, window=70, sinks=True)
 case("sinks, softcap", 5, 1, 16, (100, 30), (90, 30), sinks=True, softcap=3.0)
 case("float16", 2, 1, 16, (100, 70), (90, 70), dtype=float16, cache=float16)
+CHUNK, WIDE = ((200, 90), (150, 90)), {"width": 128, "value_width": 128}
+case("e4m3", 2, 1, 16, cache=float8_e4m3)
+case("e4m3, page 256", 4, 2, 256, *CHUNK, cache=float8_e4m3)
+case("e4m3, wide", 4, 2, 16, *CHUNK, cache=float8_e4m3, **WIDE)
+case("e4m3, widest", 1, 1, 16, (150,), (100,), width=256, value_width=256, cache=float8_e4m3)
+case(
+    "e4m3, narrow values",
+    2,
+    1,
+    16,
+    (100, 70),
+    (90, 70),
+    width=48,
+    value_width=32,
+    cache=float8_e4m3,
+)
+case("e4m3, nobody", 2, 1, 16, nobody=140, cache=float8_e4m3)
+case("e4m3, float16, softcap", 2, 1, 32, *CHUNK, dtype=float16, cache=float8_e4m3, softcap=3.0)
+case("e5m2", 2, 1, 64, *CHUNK, cache=float8_e5m2)
+case("int8", 4, 2, 16, *CHUNK, cache=int8)
+case("int8, width 96", 2, 1, 16, *CHUNK, width=96, value_width=96, cache=int8)
+case("int8, window, sinks", 2, 1, 16, window=70, sinks=True, cache=int8, **WIDE)
+case("int8, one long chunk", 1, 1, 8, (700,), (129,), cache=int8, **WIDE)
 
 
 def cleaned(step: Step) -> Step:
@@ -87,7 +111,7 @@ def run(step: Step, x: PagedShape, launch: Any) -> Any:
     assert plan is not None
     out = np.full((1, step.x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
     lse = np.zeros((1, x.heads, step.x.tokens), np.float32)
-    given = [step.q[None], step.keys, step.values, step.table, *step.sinks]
+    given = [step.q[None], step.keys, step.values, *step.scales, step.table, *step.sinks]
     given.append(tiles_of(step, x, plan))
     launch(prefill(x, replace(plan, programs=3)), [*given, out, lse])
     return out[0]
@@ -107,7 +131,7 @@ def agree(step: Step, out: Any) -> None:
     assert (out[step.starts[-1] :] == 0).all()  # tokens of no request
 
 
-@pytest.mark.sampled(2, also=("sinks",))
+@pytest.mark.sampled(2, also=("sinks", "int8"))
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
@@ -120,8 +144,12 @@ def test_interpreted(label: str) -> None:
     agree(step, run(step, x, lambda b, m: interpret.run(b, m, seed=len(label))))
 
 
-@pytest.mark.sampled(2, also=("sinks",))
-@pytest.mark.parametrize("label", ("page 16", "page 256", "wide", "window", "sinks"))
+SIMULATED = ("page 16", "page 256", "wide", "window", "sinks")
+SIMULATED += ("e4m3, wide", "e4m3, widest", "e5m2", "int8", "int8, window, sinks")
+
+
+@pytest.mark.sampled(2, also=("sinks", "e4m3, wide", "int8"))
+@pytest.mark.parametrize("label", (*SIMULATED, "int8, width 96"))
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""
     x, lengths, queries = CASES[label]
@@ -132,11 +160,12 @@ def test_simulated(label: str) -> None:
     )
 
 
-def test_symbols() -> None:
+@pytest.mark.parametrize("cache", (bfloat16, int8), ids=str)
+def test_symbols(cache: DType) -> None:
     """Tokens, requests and pages may be Symbols; rows and tokens that only pad do no harm."""
     names = {n: symbol(n, 1, most) for n, most in (("tokens", 512), ("requests", 8), ("pages", 64))}
     lengths, queries = (90, 0, 70, 0), (80, 0, 70, 0)
-    real = shape(2, 1, 16, lengths, queries)
+    real = shape(2, 1, 16, lengths, queries, cache=cache)
     x = replace(real, **names)
     step = cleaned(make_step(real, lengths, queries))
     step.q = np.concatenate([step.q, np.full_like(step.q[:10], np.nan)])
@@ -202,21 +231,22 @@ MIXED = {
     "few of nobody": ((150, 3), (140, 1), 5),
     "many of nobody": ((150, 3), (140, 1), 140),
 }
+CACHES = {f"{label}, {cache}": (label, cache) for label in MIXED for cache in (bfloat16, int8)}
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("label", MIXED)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("label", CACHES)
 def test_called_by_a_graph(label: str) -> None:
     """As a Graph calls it, read back from its text too: requests with few tokens take the list, the
     others this kernel, and every token has one result."""
-    lengths, queries, *nobody = MIXED[label]
-    x = shape(4, 2, 32, lengths, (*queries, *nobody), width=128, value_width=128)
+    lengths, queries, *nobody = MIXED[CACHES[label][0]]
+    x = shape(4, 2, 32, lengths, (*queries, *nobody), cache=CACHES[label][1], **WIDE)
     x = replace(x, requests=len(lengths))
     step = cleaned(make_step(x, lengths, queries))
     few = replace(choose_list(x, H200, below=FEW_NEW_TOKENS), programs=4)
     items = work_list(x, few, step.lengths, step.starts)
     counters = [np.zeros((len(items), x.key_heads), np.int32)] if few.joined else []
-    given = (step.q[None], step.keys, step.values, step.table, items, *counters)
+    given = (step.q[None], step.keys, step.values, *step.scales, step.table, items, *counters)
     many = choose(x, H200)
     assert many is not None
     given = (*given, tiles_of(step, x, many, FEW_NEW_TOKENS))
@@ -237,16 +267,16 @@ def test_called_by_a_graph(label: str) -> None:
 def test_small_sizes_are_proved(tokens: int, requests: int, page: int, pages: int) -> None:
     """Fewer tokens than a tile and no more blocks of keys than stages: lengths from memory,
     whatever they are, keep within what the arithmetic of stages was simplified for."""
-    x = PagedShape(8, 2, 128, 128, page, tokens, requests, 64, pages, 0.1)
-    plan = choose(x, H200)
-    assert plan is not None
-    assert not [f for f in check_body(prefill(x, plan), H200) if f.severity == "error"]
+    for cache in (bfloat16, float8_e4m3):
+        x = PagedShape(8, 2, 128, 128, page, tokens, requests, 64, pages, 0.1, cache=cache)
+        plan = choose(x, H200)
+        assert plan is not None
+        assert not [f for f in check_body(prefill(x, plan), H200) if f.severity == "error"]
 
 
 def test_what_is_refused() -> None:
-    """Caches of 8 bits and odd pages go to the other kernel."""
+    """Odd pages go to the other kernel."""
     x = CASES["page 16"][0]
-    assert "dtype" in why_not(replace(x, cache=float8_e4m3), H200)
     assert "power of two" in list_why_not(replace(x, page=24), choose_list(x, H200))
 
 
@@ -254,7 +284,9 @@ def test_what_is_refused() -> None:
 def test_assembled() -> None:
     """No spills and no serialised products at the sizes of models."""
     texts = {}
-    for width, page, window in ((64, 64, 128), (128, 16, 0), (128, 64, 1024), (256, 64, 0)):
+    sizes = ((64, 64, 128), (128, 16, 0), (128, 64, 1024), (256, 64, 0))
+    kept = (*itertools.product(sizes, (bfloat16, float8_e4m3)), ((128, 16, 0), int8))
+    for (width, page, window), cache in kept:
         x = PagedShape(
             32,
             8,
@@ -267,11 +299,11 @@ def test_assembled() -> None:
             512,
             width**-0.5,
             bfloat16,
-            bfloat16,
+            cache,
             window,
             sinks=width == 64,
         )
-        name = f"width {width}, pages of {page}, window {window}"
+        name = f"width {width}, pages of {page}, window {window}, {cache}"
         texts[name] = emit(prefill(x, choose(x, H200)), "prefill", H200)[0]
     for name, made in assemble_all(texts).items():
         made.check_library(name)

@@ -23,7 +23,7 @@ class Consumer:
     def __init__(self, kernel: Any, own: int) -> None:
         self.k, self.own, self.x, self.plan = kernel, own, kernel.x, kernel.plan
         self.queries, self.keys, self.values = kernel.pipes.values()
-        late, dtype = self.plan.late, self.x.dtype
+        late, dtype = self.plan.late, kernel.operand
         self.scores = self.first_scores = tile.register((64, kernel.keys))
         self.columns = kernel.columns[own]  # of the first block
         if self.columns < kernel.keys:
@@ -203,13 +203,12 @@ class Consumer:
 
     def write_weights(self, p: Any) -> None:
         """The weights of a block, rounded, where the product finds them; 0 beyond their end."""
-        narrow = tile.cast(p, self.x.dtype)
+        narrow = tile.cast(p, self.k.operand)
         for number, place in enumerate(self.weights):
             start, stop = number * self.piece, (number + 1) * self.piece
             inside = stop <= p.shape[1]
-            tile.write(
-                place, narrow[:, start:stop] if inside else tile.zeros(place.shape, self.x.dtype)
-            )
+            zeros = tile.zeros(place.shape, self.k.operand)
+            tile.write(place, narrow[:, start:stop] if inside else zeros)
 
     # ---- the end of a tile ------------------------------------------------------------------
 
@@ -220,6 +219,7 @@ class Consumer:
         sums, largest = tile.sum(tile.read(self.sums), 1, keep=True), tile.read(self.largest)
         top = largest * holes.factor  # -inf where nothing was seen
         over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
+        over = softmax.times(over, self.k.value_factor(self.work))
         result = tile.cast(tile.read(self.total) * over, x.dtype)
         # what lies after the last row of several sequences is another one's
         if self.k.order.packed and tile.less(0, self.row + 64 - self.work.queries):

@@ -52,6 +52,7 @@ class WideAttention:
         self.halves = self.rows // 64
         self.width, self.value_width = padded(x.width), padded(x.value_width)
         self.memory = memories(b)
+        self.operand = x.dtype  # of what products take
 
     def build(self) -> Body:
         """Places, then the roles beside each other."""
@@ -78,7 +79,7 @@ class WideAttention:
 
     def place(self) -> None:
         """Queries, the rings, results on their way out, and the barriers."""
-        dtype, plan, halves = self.x.dtype, self.plan, self.halves
+        dtype, plan, halves = self.operand, self.plan, self.halves
         # of a tile's last block a consumer may multiply fewer keys
         columns = [self.order.first_columns(own) for own in range(halves)]
         self.columns = columns if plan.narrow else [self.keys] * halves
@@ -90,7 +91,7 @@ class WideAttention:
             "v": swizzled(dtype, plan.stages, self.pieces, keys, self.value_width),
         }
         if plan.staged:
-            self.staged = swizzled(dtype, halves, 64, plan.staged)
+            self.staged = swizzled(self.x.dtype, halves, 64, plan.staged)
         self.pipes = {n: tile.pipeline(n, r.shape[0], halves) for n, r in self.ring.items()}
 
     def bring(self, name: str, work: Work, turn: Any, token: Any) -> None:
@@ -102,6 +103,10 @@ class WideAttention:
             place = ring[stage, piece]
             rows = work.holes.tokens(name, token + piece * place.shape[0], place.shape)
             tile.copy_async(place, rows, pipe.full[stage])
+
+    def value_factor(self, work: Work) -> Any | None:
+        """What values are multiplied by; None for 1."""
+        return None
 
     # ---- the producer -----------------------------------------------------------------------
 

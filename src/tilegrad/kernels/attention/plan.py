@@ -106,13 +106,14 @@ def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
     return ((128, 80), (128, 64), (128, 48))
 
 
-def fitted(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan | None:
-    """The Plan with as much of shared memory put to use as there is; None if it does not fit."""
+def fitted(x: AttentionShape, plan: AttentionPlan, taken: int = 0) -> AttentionPlan | None:
+    """The Plan with as much of shared memory put to use as there is, beside so many bytes that are
+    taken; None if it does not fit."""
     every = padded(x.value_width)
     piece = next(p for p in (64, 32, 16) if every % p == 0)
     for query_stages, staged in ((2, every), (2, piece), (1, every), (1, piece), (1, 0)):
         found = replace(plan, query_stages=query_stages, staged=staged)
-        if not why_not(x, found):
+        if not why_not(x, found) and shared_bytes(x, found) + taken <= SHARED_BYTES:
             return found
     return None
 

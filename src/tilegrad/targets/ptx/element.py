@@ -212,10 +212,12 @@ def _past(w: Writer, target: DType, held: str, x: str, step: int) -> str:
 
 def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -> str | None:
     """Two neighbouring elements in one register, packed, where an instruction does both."""
-    if source.name in PAIRS and target is dtypes.float16:
+    if (source.name in PAIRS or source is dtypes.int8) and target is dtypes.float16:
         (word, first), (other, second) = (w.parts.get(x, ("", -1)) for x in (low, high))
         if first % 2 or second != first + 1 or word != other:
             return None
+        if source is dtypes.int8:
+            return whole_pair(w, *lifted(w, word), NEIGHBOURS[first // 2], w.new("b32"))
         return w.value(f"cvt.rn.f16x2.{PAIRS[source.name]}", halves_of(w, word)[first // 2])
     if source is not dtypes.float32 or not target.is_float or target.bits > 16:
         return None
@@ -235,11 +237,24 @@ def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high:
         return
     if source is not dtypes.int8:
         raise InternalError("ptx.element", f"no words of {source}")
-    moved = w.value("xor.b32", word, str(-0x7F7F7F80))  # x + 128, from 0 on
-    base, chosen = w.value("mov.b32", str(0x64806480)), (0x4240, 0x4341)  # 1152, twice
-    for into, four in zip((low, high), chosen if apart else (0x4140, 0x4342)):
-        held = w.value("prmt.b32", moved, str(0x64646464), str(four))  # 1024 + x + 128
-        w.put("sub.rn.f16x2", into, held, base)
+    given = lifted(w, word)
+    for into, four in zip((low, high), EVERY_OTHER if apart else NEIGHBOURS):
+        whole_pair(w, *given, four, into)
+
+
+NEIGHBOURS, EVERY_OTHER = (0x4140, 0x4342), (0x4240, 0x4341)  # bytes of a pair, each below a 0x64
+
+
+def lifted(w: Writer, word: str) -> tuple[str, str]:
+    """Four int8 x as x + 128, from 0 on; and 1152 twice."""
+    return w.value("xor.b32", word, str(-0x7F7F7F80)), w.value("mov.b32", str(0x64806480))
+
+
+def whole_pair(w: Writer, moved: str, base: str, four: int, into: str) -> str:
+    """Two of what was lifted as float16: 1024 + x + 128 less 1152."""
+    held = w.value("prmt.b32", moved, str(0x64646464), str(four))
+    w.put("sub.rn.f16x2", into, held, base)
+    return into
 
 
 def cut_pair(w: Writer, target: DType, low: str, high: str) -> str:

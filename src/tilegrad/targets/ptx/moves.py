@@ -116,7 +116,7 @@ def split(w: Writer, word: str, dtype: DType, count: int) -> Registers:
     for i in range(count):
         part = w.value("bfe.u32", word, str(8 * i), "8")
         found.append(_from_bits(w, w.value("cvt.u16.u32", part), dtype))
-        if dtype.is_float:
+        if dtype.is_float or dtype is int8:
             w.note_part(found[-1], word, i)
     return found
 

@@ -64,7 +64,7 @@ class Wish:
     def merge(self, other: Wish) -> None:
         """Both wishes."""
         self.size = min(self.size, other.size)
-        known = [w.together for w in (self, other) if w.moved]
+        known = [w.together for w in (self, other) if w.moved or w.together]
         self.together = 0 if 0 in known else max(known, default=0)
         for size, bytes_ in other.moved.items():
             self.moved[size] = self.moved.get(size, 0) + bytes_
@@ -302,7 +302,11 @@ class SpreadPlan:
         if place.type.scope == "register":  # type: ignore[union-attr]
             self._join(place, value)
         elif self._holds(value):
-            self._wish(value).merge(Wish(max(1, place.dtype.size)))
+            wish = self._wish(value)
+            size = max(1, place.dtype.size)
+            if place.type.layout.startswith("swizzle") and wish.size < size:  # type: ignore[union-attr]
+                wish.together = 16 // size  # of what is widened: no more than is exchanged as one
+            wish.size = min(wish.size, size)
 
     # ---- resolution -----------------------------------------------------------------------
 
