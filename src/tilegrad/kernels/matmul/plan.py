@@ -251,11 +251,12 @@ def shared_bytes(x: Operands, plan: WidePlan) -> int:
     return ring + staged + exchanged(plan) + SPARE_BYTES
 
 
-def most_stages(x: Operands, plan: WidePlan, target: Target, others: int = 0) -> int:
-    """How many of a Plan's stages fit shared memory, with so many bytes left to others."""
+def most_stages(x: Operands, plan: WidePlan, target: Target, others: int = 0, step: int = 0) -> int:
+    """How many of a Plan's stages, of `step` bytes (0: those of a and b), fit shared memory, with
+    so many bytes left to others."""
     tm, tn, tk = plan.tile
     room = target.memories["shared"].bytes - others - shared_bytes(x, replace(plan, stages=0))
-    return min(plan.stages, room // ((tm + tn) * tk * x.dtype.size))
+    return min(plan.stages, room // (step or (tm + tn) * tk * x.dtype.size))
 
 
 def matrix_rate(x: Operands, target: Target) -> float:

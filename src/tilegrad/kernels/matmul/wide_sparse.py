@@ -26,14 +26,14 @@ from .plan import (
     PIECE_SECONDS,
     READ_SHARE,
     SPAN_BYTES,
-    SPARE_BYTES,
     START_SECONDS,
     STEP_SECONDS,
     efficiency,
     matrix_rate,
+    most_stages,
     tiles_of,
 )
-from .shape import Choice, Operands, WidePlan, box, staged_rooms
+from .shape import Choice, Operands, WidePlan, box
 from .wide import WideMatmul
 
 ROWS = 128  # that weights are padded to
@@ -113,16 +113,16 @@ def plans(x: Operands, target: Target) -> Iterator[WidePlan]:
     for rows in (64, 128):
         for cluster in (1, 2) if rows == 128 and m >= SHARED else (1,):
             tile = (rows, wide, depth_of(x.dtype))
-            plan = WidePlan(tile, 0, staged=min(64, wide), cluster=cluster, dependent=True)
+            plan = WidePlan(
+                tile, MOST_STAGES, staged=min(64, wide), cluster=cluster, dependent=True
+            )
             tiles, limit = tiles_of(x, plan, True), target.cores // cluster
             limit = limit // 8 * 8 if cluster > 1 and limit >= 8 else limit  # leaves power
             clusters = min(limit, ceil_divide(tiles, ceil_divide(tiles, limit)))
             plan = replace(
                 plan, programs=clusters * cluster, early=tiles <= limit or m > FEW_TOKENS
             )
-            out = rows * staged_rooms(replace(x, turned=True), plan) * plan.staged * x.result.size
-            room = target.memories["shared"].bytes - out - SPARE_BYTES
-            stages = min(MOST_STAGES, room // step_bytes(x, plan))
+            stages = most_stages(replace(x, turned=True), plan, target, step=step_bytes(x, plan))
             if stages >= 2:
                 yield replace(plan, stages=stages)
 

@@ -32,7 +32,7 @@ from ...tile.build import Body, BodyBuilder
 from .cpu_parts import QUADS, ROWS, STEP, parts
 from .cpu_tokens import Line
 from .shape import NOTHING, Around, QuantisedShape, parameters
-from .words import doubled, gate, moved
+from .words import doubled, moved, surrounded, there
 
 ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
@@ -282,19 +282,20 @@ class Decode(Writer):
         size = self.rows_at_once
         for part in range(0, ROWS, size):
             row = block * ROWS + part
-            mask = tile.arange(size) + row < shape.rows if shape.rows % ROWS else None
+            mask = there((size,), 0, row, shape.rows)
             for token in tokens:
                 own, at = [next(side) for side in sides], (self.first + token, row)
                 if around.norm is not None:
                     factor = tile.load(self.factors, token)
                     own = [x * factor for x in own]
-                if around.bias:
-                    bias = tile.load(self.memory["bias"], row, size, mask=mask)
-                    own = [own[0] + bias.to(float32)]
-                value = gate(*own) if around.gated else own[0]
-                if around.residual:
-                    before = tile.load(self.memory["residual"], at, size, mask=mask)
-                    value = value + before.to(float32)
+                bias, residual = (
+                    tile.load(self.memory[name], where, size, mask=mask) if wanted else None
+                    for name, where, wanted in (
+                        ("bias", row, around.bias),
+                        ("residual", at, around.residual),
+                    )
+                )
+                value = surrounded(own, bias, residual)
                 self.put(value.to(shape.dtype), self.first + token, block, part, mask)
 
     @tile.function

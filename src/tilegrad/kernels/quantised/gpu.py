@@ -1,7 +1,7 @@
 """Quantised products on GPUs: which kernel a shape gets; see `shape` for the functions.
 
 One token goes to `gpu_rows`. Where the Target's matrix units run beside the threads and codes have
-4 bits, up to 8 go to `gpu_warps` and up to MOST_PACKED to `gpu_packed`; others up to FEW_TOKENS to
+4 bits, up to 8 go to `gpu_warps` and up to 256 to `gpu_packed`; others up to FEW_TOKENS to
 `gpu_rows` too, more of them to `gpu_matrix`. More than `many` unpack their weights first. At the
 level `invariant` all go to `gpu_matrix` by one Plan. Invariant: what a Target can run is decided by
 its facts alone, and the Plan by the shape.
@@ -39,7 +39,6 @@ KERNELS: dict[Any, Any] = {
 }
 CORES = 128  # that tiles are to suffice for
 MANY = 32  # tokens from which weights that are not packed are unpacked before a product
-MOST_PACKED = 256  # tokens that packed weights are multiplied with
 FEW_TOKENS = 8  # tokens that byte products take faster than matrix units
 
 
@@ -101,26 +100,14 @@ def many(form: Format, rows: int, dtype: DType, target: Target) -> int:
     if form.name not in LAYOUTS:
         return MANY
     one = QuantisedShape(form, rows, form.block, 2, dtype)
-    return MOST_PACKED + 1 if is_packed(one, target) else MANY
-
-
-def is_packed(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> bool:
-    """Whether matrix units beside the threads take this."""
-    some = 1 < high(shape.tokens) <= MOST_PACKED and not invariant()
-    return some and not gpu_packed.why_not(shape, target, around)
-
-
-def is_for_warps(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> bool:
-    """Whether the matrix units of warps take this."""
-    some = high(shape.tokens) > 1 and not invariant()
-    return some and not gpu_warps.why_not(shape, target, around)
+    return MANY if gpu_packed.why_not(one, target) else gpu_packed.MOST_PACKED + 1
 
 
 def plans_for(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> Sequence[Plan]:
     """Plans for a product with what is around it, the best first."""
-    if is_for_warps(shape, target, around):
+    if not gpu_warps.why_not(shape, target, around):
         return [gpu_warps.plan_of(shape, around, target)]
-    if is_packed(shape, target, around):
+    if not gpu_packed.why_not(shape, target, around):
         return gpu_packed.plans(shape, around, target)
     return [rows_plan(shape) if are_few(shape, target) else matrix_plan(shape)]
 
@@ -152,9 +139,7 @@ def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelC
 
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
     """Why a product is not computed with what is around it; '' where it is."""
-    if is_for_warps(shape, target, around) or is_packed(shape, target, around):
-        return ""
-    if is_packed(shape, target):
+    if not gpu_packed.why_not(shape, target):
         return gpu_packed.why_not(shape, target, around)
     if not are_few(shape, target):
         return f"more than {FEW_TOKENS} tokens, or too many columns"

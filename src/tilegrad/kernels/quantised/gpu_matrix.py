@@ -23,9 +23,7 @@ from ...core.errors import InternalError
 from ...ir.symbol import ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ..grouped import COLUMNS, FIRST, LAST, most_blocks
-from ..grouped import GROUP as GROUP_OF
-from ..matmul.wide_grouped import listed
+from ..grouped import COLUMNS, block_at, listed, most_blocks
 from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, parts
 from .shape import QuantisedShape, parameters
 from .words import and_masks, there
@@ -71,10 +69,9 @@ def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tup
         grid = (across, most_blocks(shape.tokens, shape.groups, plan.block))
         number, block = tile.grid(*grid)
         tile.grid_dependency_wait()
-        wide = high(shape.tokens)
         if tile.less(block, listed(blocks, 0, 0, high(grid[1]))):
-            own = listed(blocks, GROUP_OF, block + 1, shape.groups - 1) * shape.outputs
-            first, stop = (listed(blocks, what, block + 1, wide) for what in (FIRST, LAST))
+            own, first, stop = block_at(blocks, block, shape.groups, high(shape.tokens))
+            own = own * shape.outputs
             one_tile(shape, plan, x, others, number * plan.rows, own, first, stop)
     return grid
 
@@ -107,7 +104,7 @@ def one_tile(
         following = weights.load(row, at, plan.rows, plan.groups)
         total = tile.dot(left, values(weights, loaded, shape.dtype).T, total)
         left, loaded = ahead, following
-    mask = inside((plan.tokens, plan.rows), token, stop, column, shape.outputs, ROWS)
+    mask = inside((plan.tokens, plan.rows), token, stop, column, shape.outputs)
     tile.store(out, (token, column), total.to(shape.dtype), mask=mask)
 
 
@@ -116,14 +113,13 @@ def load_input(
 ) -> Any:
     """A step of x, 0 past its ends."""
     size = (plan.tokens, plan.groups * GROUP)
-    mask = inside(size, token, stop, group * GROUP, shape.columns, size[1])
+    mask = inside(size, token, stop, group * GROUP, shape.columns)
     return tile.load(x, (token, group * GROUP), size, mask=mask)
 
 
-def inside(size: tuple[int, int], token: Any, stop: Any, column: Any, limit: int, step: int) -> Any:
-    """Which tokens and columns of a tile there are; of columns all, where steps fill the limit."""
-    rows = None if isinstance(stop, int) and stop % size[0] == 0 else there(size, 0, token, stop)
-    return and_masks(rows, None if limit % step == 0 else there(size, 1, column, limit))
+def inside(size: tuple[int, int], token: Any, stop: Any, column: Any, limit: int) -> Any:
+    """Which tokens and columns of a tile there are; None for all."""
+    return and_masks(there(size, 0, token, stop), there(size, 1, column, limit))
 
 
 def values(weights: Groups, loaded: Sequence[Any], dtype: Any) -> Any:

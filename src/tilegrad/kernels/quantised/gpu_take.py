@@ -52,8 +52,7 @@ def rows_body(
 @tile.function
 def write_row(shape: QuantisedShape, weights: Groups, row: Any, out: Any, to: Any) -> int:
     """A row of the weights into a row of the result; gives how many warps do it."""
-    count, columns = groups_of(shape), shape.columns
-    groups = MOST_GROUPS
+    count, groups = groups_of(shape), MOST_GROUPS
     while count % groups:
         groups //= 2
     wide = groups * GROUP
@@ -62,6 +61,6 @@ def write_row(shape: QuantisedShape, weights: Groups, row: Any, out: Any, to: An
         values = as_columns(list(found)).to(shape.dtype)
         values = tile.reshape(values, (wide,))
         first = group * GROUP
-        mask = None if count * GROUP == columns else there((wide,), 0, first, columns)
+        mask = there((wide,), 0, first, shape.columns)
         tile.store(out[to, first : first + wide], values, mask=mask)
     return groups // 32
