@@ -27,7 +27,6 @@ from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.quantised import gpu as quantised_gpu
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan
-from tilegrad.kernels.quantised.gpu_take import take, unpack
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape, parameters
 from tilegrad.tile.build import Body, BodyBuilder
 
@@ -220,14 +219,23 @@ def whole(x: QuantisedShape) -> Products:
     wanted = weights.values.astype(x.dtype.numpy).astype(np.float64)
     given = {**weights.parts, "out": unwritten(x.dtype, *wanted.shape)}
     return Products(
-        [(fitted(unpack(x), H200), [*weights.names, "out"])], given, {"out": (wanted, 0.0)}
+        [
+            (
+                fitted(quantised_gpu.unpack_callee(x, H200).launches[0][0], H200),
+                [*weights.names, "out"],
+            )
+        ],
+        given,
+        {"out": (wanted, 0.0)},
     )
 
 
 def rows(x: QuantisedShape, ids: Sequence[int]) -> Products:
     """Rows by number, bit for bit."""
     values = Weights(x).values[list(ids)].astype(x.dtype.numpy).astype(np.float64)
-    return plain(x, take(x), np.array(ids, np.int32), values, 0.0)
+    return plain(
+        x, quantised_gpu.take_callee(x, H200).launches[0][0], np.array(ids, np.int32), values, 0.0
+    )
 
 
 SMALL = RowsPlan(8, 1, 32)

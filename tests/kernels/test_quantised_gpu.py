@@ -26,7 +26,6 @@ from tilegrad.kernels.quantised import gpu as kernels
 from tilegrad.kernels.quantised.gpu_layout import bytes_of
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan, shared_bytes
-from tilegrad.kernels.quantised.gpu_take import take
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape, parameters
 from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -130,7 +129,7 @@ def test_rows_by_number(form: Format) -> None:
     raw = np.random.default_rng(0).integers(0, 256, (rows, shape.row_bytes), dtype=np.uint8)
     raw[0] = 0
     ids, out = np.array([20, 0, 7], np.int32), np.zeros((3, columns), np.float32)
-    body = checked(take(shape))
+    body = checked(kernels.take_callee(shape, H200).launches[0][0])
     with np.errstate(all="ignore"):
         run(body, [ids, *packed(shape, raw), out])
         simulated = np.zeros_like(out)
@@ -420,7 +419,7 @@ def test_assembled() -> None:
             body = kernels.callee(shape, H200).launches[0][0]
             texts[f"many {form.name} {tokens}"] = emit(body, "entry", H200)[0]
     shape = QuantisedShape(formats.Q8_0, 128256, 4096, 1, bfloat16)
-    texts["take"] = emit(take(shape), "entry", H200)[0]
+    texts["take"] = emit(kernels.take_callee(shape, H200).launches[0][0], "entry", H200)[0]
     older = {}
     for tokens in (1, 64):
         shape = QuantisedShape(formats.Q4_1, 4096, 4096, tokens, bfloat16)

@@ -29,6 +29,7 @@ from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
+from ..matmul.shape import among
 from .cpu_parts import QUADS, ROWS, STEP, parts
 from .cpu_tokens import Line
 from .shape import NOTHING, Around, QuantisedShape, parameters
@@ -200,14 +201,17 @@ class Decode(Writer):
         if self.shape.groups > 1:
             for number in tile.range(self.shape.groups):
                 self.base = number * self.blocks
-                start, stop = ends_of(self.shape, self.memory, number)
-                for some in tile.range(start, stop, self.most, bounds=(0, high(tokens) - 1)):
-                    self.some(some, ends, stop)
+                self.all(*ends_of(self.shape, self.memory, number), ends)
         elif high(tokens) > self.most:
-            for some in tile.range(0, tokens, self.most, bounds=(0, high(tokens) - 1)):
-                self.some(some, ends, tokens)
+            self.all(0, tokens, ends)
         else:
             self.some(0, ends, tokens)
+
+    @tile.function
+    def all(self, start: Any, stop: Any, ends: Sequence[Any]) -> None:
+        """Tokens of a group, or all."""
+        for some in tile.range(start, stop, self.most, bounds=(0, high(self.shape.tokens) - 1)):
+            self.some(some, ends, stop)
 
     @tile.function
     def some(self, first: Any, ends: Sequence[Any], stop: Any) -> None:
@@ -298,15 +302,15 @@ class Decode(Writer):
                 value = surrounded(own, bias, residual)
                 self.put(value.to(shape.dtype), self.first + token, block, part, mask)
 
-    @tile.function
     def put(self, value: Any, token: Any, block: Any, row: int, mask: Any) -> None:
         """Write a token's results of a block, from one of its rows on, where they belong."""
-        sizes, first = self.around.results(self.shape), 0
-        for name, size in zip(self.around.names(self.shape), sizes):
-            out, start, last = self.memory[name], (block - first) * ROWS, first + size // ROWS
-            if len(sizes) == 1 or tile.less_equal(first, block) & tile.less(block, last):
-                tile.store(out, (token, start + row), value, mask=mask)
-            first = last
+        starts = [start // ROWS for start in self.around.starts(self.shape)]
+
+        def store(number: int) -> None:
+            at = (token, (block - starts[number]) * ROWS + row)
+            tile.store(self.memory[f"out{number}"], at, value, mask=mask)
+
+        among(block, starts, store)
 
     @tile.function
     def product(self, block: Any, tokens: Sequence[Any]) -> list[Any]:

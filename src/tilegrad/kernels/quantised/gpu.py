@@ -25,10 +25,11 @@ from .gpu_layout import ROWS, groups_of, pack, parts
 from .gpu_matrix import MatrixPlan, many_tokens
 from .gpu_packed import PackedMatmul, PackedPlan
 from .gpu_rows import RowsKernel, RowsPlan, shared_bytes
-from .gpu_take import take, unpack
+from .gpu_take import write_row
 from .gpu_warps import WarpsKernel, WarpsPlan
 from .layout import LAYOUTS
 from .shape import NOTHING, Around, QuantisedShape
+from .take import rows_body
 
 Plan = RowsPlan | WarpsPlan | MatrixPlan | PackedPlan
 
@@ -148,12 +149,16 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
-    return KernelCallee.named("quantised_take", [take(shape)], ("out",))
+    return KernelCallee.named(
+        "quantised_take", [rows_body(shape, parts(shape), write_row)], ("out",)
+    )
 
 
 def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """All rows: the parts to (rows, columns)."""
-    return KernelCallee.named("quantised_unpack", [unpack(shape)], ("out",))
+    return KernelCallee.named(
+        "quantised_unpack", [rows_body(shape, parts(shape), write_row, numbered=False)], ("out",)
+    )
 
 
 __all__ = [

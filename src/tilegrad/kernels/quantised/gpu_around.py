@@ -51,7 +51,7 @@ class AroundKernel:
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
-        self.weights = Groups(shape, [self.memory[n] for n, _, _ in parts(shape)])
+        self.weights = Groups(shape, self.memory)
 
     def fits(self) -> bool:
         """Whether there is a Body with this Plan."""

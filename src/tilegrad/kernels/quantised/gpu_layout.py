@@ -184,9 +184,9 @@ def _scales(shape: QuantisedShape, fields: dict[str, Array], n: int) -> dict[str
 class Groups:
     """Loads groups of some rows in a kernel and takes them apart; Tiles are (rows, groups, 1)."""
 
-    def __init__(self, shape: QuantisedShape, memories: Sequence[Any]) -> None:
+    def __init__(self, shape: QuantisedShape, memory: dict[str, Any]) -> None:
         self.x, self.words = shape.layout, words_of(shape.layout)
-        self.memories = {name: m for (name, _, _), m in zip(parts(shape), memories)}
+        self.memories = {name: memory[name] for name, _, _ in parts(shape)}
 
     def load(self, row: Any, group: Any, rows: int, groups: int) -> list[Any]:
         """All there is of rows and groups from a row and a group on, as it lies; 0 past the last

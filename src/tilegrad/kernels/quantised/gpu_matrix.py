@@ -51,28 +51,28 @@ def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_
         given.insert(1, ("blocks", Memory((1 + most, COLUMNS), int32)))
     b = BodyBuilder(name, given)
     with tile.into(b):
-        grid = multiply(shape, plan, *map(tile.memory, b.parameters))
+        grid = multiply(shape, plan, {p.attrs["name"]: tile.memory(p) for p in b.parameters})
     return b.finish(grid, warps=plan.warps, level="placed")
 
 
 @tile.function
-def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tuple[Any, Any]:
+def multiply(shape: QuantisedShape, plan: MatrixPlan, memory: dict[str, Any]) -> tuple[Any, Any]:
     """A tile of tokens by rows, or of a block of a list; gives the grid."""
     across = round_up(shape.outputs, ROWS) // plan.rows
     if not plan.block:
         grid = (across, ceil_divide(shape.tokens, plan.tokens))
         number, tokens = tile.grid(*grid)
         first = tokens * plan.tokens
-        one_tile(shape, plan, x, rest, number * plan.rows, 0, first, shape.tokens)
+        one_tile(shape, plan, memory, number * plan.rows, 0, first, shape.tokens)
     else:
-        blocks, *others = rest
+        blocks = memory["blocks"]
         grid = (across, most_blocks(shape.tokens, shape.groups, plan.block))
         number, block = tile.grid(*grid)
         tile.grid_dependency_wait()
         if tile.less(block, listed(blocks, 0, 0, high(grid[1]))):
             own, first, stop = block_at(blocks, block, shape.groups, high(shape.tokens))
             own = own * shape.outputs
-            one_tile(shape, plan, x, others, number * plan.rows, own, first, stop)
+            one_tile(shape, plan, memory, number * plan.rows, own, first, stop)
     return grid
 
 
@@ -80,16 +80,14 @@ def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tup
 def one_tile(
     shape: QuantisedShape,
     plan: MatrixPlan,
-    x: Any,
-    rest: Sequence[Any],
+    memory: dict[str, Any],
     column: Any,
     own: Any,
     token: Any,
     stop: Any,
 ) -> None:
     """Step by step along the columns, then write. `own` is the first row of a group's weights."""
-    *given, out = rest
-    weights, row, last = Groups(shape, given), own + column, groups_of(shape) - plan.groups
+    weights, row, last = Groups(shape, memory), own + column, groups_of(shape) - plan.groups
     while last * GROUP >= shape.columns:
         last -= plan.groups  # groups that are there for their number alone
     loaded = weights.load(row, 0, plan.rows, plan.groups)
@@ -97,15 +95,15 @@ def one_tile(
     if not plan.block:
         tile.grid_dependency_wait()
     total = tile.zeros((plan.tokens, plan.rows))
-    left = load_input(shape, plan, x, token, stop, 0)
+    left = load_input(shape, plan, memory["x"], token, stop, 0)
     for group in tile.range(0, last + 1, plan.groups):
         at = tile.minimum(group + plan.groups, last)
-        ahead = load_input(shape, plan, x, token, stop, at)
+        ahead = load_input(shape, plan, memory["x"], token, stop, at)
         following = weights.load(row, at, plan.rows, plan.groups)
         total = tile.dot(left, values(weights, loaded, shape.dtype).T, total)
         left, loaded = ahead, following
     mask = inside((plan.tokens, plan.rows), token, stop, column, shape.outputs)
-    tile.store(out, (token, column), total.to(shape.dtype), mask=mask)
+    tile.store(memory["out0"], (token, column), total.to(shape.dtype), mask=mask)
 
 
 def load_input(
