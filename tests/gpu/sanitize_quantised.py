@@ -25,7 +25,7 @@ from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.matvec import LINES, WARPS, Matvec, MatvecPlan, choose, line_of
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.quantised import gpu as quantised_gpu
-from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
+from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape, parameters
 from tilegrad.tile.build import Body, BodyBuilder
@@ -207,7 +207,7 @@ def plain(x: QuantisedShape, body: Body, first: Array, wanted: Array, bound: flo
 
 def many(x: QuantisedShape, plan: MatrixPlan | None = None) -> Products:
     """Many tokens, by matrix units: weights are rounded, too."""
-    body = many_tokens(x, plan or quantised_gpu.matrix_plan(x))
+    body = quantised_gpu.body_of(x, plan or quantised_gpu.matrix_plan(x))
     tokens = drawn(0, int(x.tokens), x.columns).astype(x.dtype.numpy)  # type: ignore[arg-type]
     wanted = tokens.astype(np.float64) @ Weights(x).values.astype(np.float64).T
     return plain(x, body, tokens, wanted, 2 * STEP[x.dtype])

@@ -24,7 +24,7 @@ from tilegrad.core.target import A100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu as kernels
 from tilegrad.kernels.quantised.gpu_layout import bytes_of
-from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
+from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan, shared_bytes
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape, parameters
 from tilegrad.targets.ptx.assemble import find_ptxas
@@ -317,21 +317,21 @@ def test_what_is_not_around() -> None:
 @pytest.mark.parametrize("form", QUANTISED, ids=lambda f: f.name)
 def test_many_tokens(form: Format) -> None:
     case = Product(form, 20, form.block + (0 if form.block > 32 else 64), 19)
-    body = many_tokens(case.shape, MatrixPlan(16, 16, 2, 1))
+    body = kernels.body_of(case.shape, MatrixPlan(16, 16, 2, 1))
     case.many(case.interpret(body))
     case.many(case.simulate(body))
 
 
 def test_many_of_a_symbol() -> None:
     case = Product(formats.Q8_0, 32, 96, 37, size=symbol("tokens", 1, 512))
-    body = many_tokens(case.shape, MatrixPlan(32, 32, 2, 2))
+    body = kernels.body_of(case.shape, MatrixPlan(32, 32, 2, 2))
     case.many(case.interpret(body))
     case.many(case.simulate(body))
 
 
 def test_many_float32() -> None:
     case = Product(formats.Q4_1, 16, 128, 16, float32)
-    body = many_tokens(case.shape, MatrixPlan(16, 16, 2, 1))
+    body = kernels.body_of(case.shape, MatrixPlan(16, 16, 2, 1))
     case.many(case.interpret(body))
     case.many(case.simulate(body))
 

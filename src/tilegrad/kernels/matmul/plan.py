@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.symbol import ceil_divide, high, round_up
-from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_counts, waves
+from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_counts
 
 SPAN_BYTES = 128  # of a swizzled row
 BLOCK = 128  # columns of k, and rows of weights, that have one scale
@@ -286,19 +285,24 @@ def promoted(x: Operands, plan: WidePlan, turned: bool, seconds: float) -> float
     return max(BLOCK_SHARE * seconds, own, loads) if x.scaled else seconds
 
 
+def work_of(x: Operands, plan: WidePlan, turned: bool) -> tuple[int, int, int, int]:
+    """Tiles, those of a program, steps of a tile, and bytes of operands and results."""
+    m, n, k, batch = x.most
+    tiles = tiles_of(x, plan, turned)
+    rounds = ceil_divide(tiles, plan.programs // (plan.cluster * plan.split))
+    steps = ceil_divide(ceil_divide(k, plan.tile[2]), plan.split)
+    once = batch * ((m + n * x.products) * k * x.dtype.size + m * n * x.result.size)
+    return tiles, rounds, steps, once
+
+
 def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Where tokens are few, all wait for the weights."""
-    m, n, k, batch = x.most
-    size, (tm, tn, tk) = x.dtype.size, plan.tile
-    own = transposed(x) if turned else x
-    tiles, together = tiles_of(x, plan, turned), plan.cluster * plan.split
-    rounds = waves(own, plan)
-    steps = math.ceil(math.ceil(k / tk) / plan.split)
+    m, size, (tm, tn, tk) = high(x.m), x.dtype.size, plan.tile
+    own, together = transposed(x) if turned else x, plan.cluster * plan.split
+    tiles, rounds, steps, once = work_of(x, plan, turned)
     weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
     into = rounds * steps * (weights + tokens) * tk * size  # one multiprocessor
     busy = min(tiles / rounds * together, target.cores)
-    read = m * k + n * x.products * k
-    once = batch * (read * size + m * n * x.result.size)
     memory = once / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
     through = tiles * together * steps * (weights + tokens) * tk * size
     ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
@@ -318,14 +322,9 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
 
 def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Where tokens are many, the longest of the times counts."""
-    m, n, k, batch = x.most
-    size = x.dtype.size
-    tm, tn, tk = plan.tile
+    m, size, (tm, tn, tk) = high(x.m), x.dtype.size, plan.tile
     columns = (transposed(x) if turned else x).span(plan.tile)[1]
-    tiles = tiles_of(x, plan, turned)
-    clusters = plan.programs // (plan.cluster * plan.split)
-    rounds = ceil_divide(tiles, clusters)
-    steps = math.ceil(math.ceil(k / tk) / plan.split)
+    tiles, rounds, steps, once = work_of(x, plan, turned)
     rate = matrix_rate(x, target) * efficiency(tn) * (GATED if x.gated else 1.0)
     product = promoted(x, plan, turned, 2 * tm * tn * tk / rate)
     ingress = (tm + tn) * tk * size / INGRESS_RATE
@@ -333,7 +332,6 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     tile = steps * (max(product, ingress) * alone + STEP_SECONDS)
     read = (tm / (plan.cluster if plan.across else 1)) + (tn / (1 if plan.across else plan.cluster))
     through = tiles * plan.cluster * plan.split * steps * read * tk * size / CACHE_RATE
-    once = batch * ((m * k + n * x.products * k) * size + m * n * x.result.size)
     ahead = plan.programs * plan.stages * (tm if turned else tn) * tk * size / MEMORY_SECONDS
     stream = plan.programs * STREAM_RATE * min(2, tm // 64)
     limit = min(ahead, stream) if m <= 256 else target.peak_bytes() * READ_SHARE

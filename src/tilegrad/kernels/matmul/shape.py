@@ -110,6 +110,11 @@ def side(rows: Any, columns: Any, plain: bool) -> tuple[Any, Any]:
     return (rows, columns) if plain else (columns, rows)
 
 
+def of_batch(memory: Any, batch: Any) -> Any:
+    """The matrix of a batch; one that all share has two axes."""
+    return memory if len(memory.shape) == 2 else memory[batch]
+
+
 def box(memory: Any, at: tuple[Any, Any], shape: tuple[int, int]) -> Any:
     """The part of a matrix that begins somewhere."""
     (row, column), (rows, columns) = at, shape

@@ -78,10 +78,6 @@ class Grouping:
         source = box(self.weight, (0, column), (1, place.shape[1]))
         tile.copy_pages(place, source, self.pages, self.ring.full[stage])
 
-    def of_batch(self, memory: Any, batch: Any) -> Any:
-        """The weights of a group; rows of all groups lie in one matrix."""
-        return memory[batch] if len(memory.shape) == 3 else memory
-
     @tile.function
     def leave(self, place: Any, where: Any) -> None:
         """One piece out of a staged place: those of its rows that are the block's."""

@@ -16,7 +16,8 @@ from ...ir.symbol import Size, combine, high, low, maximum, minimum
 from ...tile.callee import KernelCallee
 from .cpu_decode import Decode
 from .cpu_many import many as many_bodies
-from .cpu_parts import ROWS, STEP, pack, parts
+from .cpu_parts import ROWS, STEP, parts
+from .cpu_parts import pack as pack
 from .cpu_prefill import prefill, unit_of
 from .cpu_take import write_row
 from .shape import NOTHING, Around, QuantisedShape
@@ -108,17 +109,3 @@ def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return KernelCallee.named(
         "quantised_take", [rows_body(shape, parts(shape), write_row)], ("out",)
     )
-
-
-__all__ = [
-    "ROWS",
-    "callee",
-    "few",
-    "grouped_callee",
-    "many",
-    "pack",
-    "parts",
-    "take_callee",
-    "why_not",
-    "why_not_around",
-]

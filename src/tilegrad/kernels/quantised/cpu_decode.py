@@ -161,7 +161,35 @@ class Writer:
         raise InternalError("kernels.quantised", f"{type(self).__name__} does nothing")
 
 
-class Decode(Writer):
+class Lines(Writer):
+    """What the Bodies that write lines of tokens share."""
+
+    line: Line
+    lines: Any  # where they go
+    factors: Any  # of their norm
+    around = NOTHING
+    first: Size = 0  # of the tokens at work
+
+    @tile.function
+    def take(self, token: Any) -> None:
+        """A token, step by step."""
+        columns, norm, own = self.shape.columns, self.around.norm, self.first + token
+        squares = None if norm is None else tile.zeros((STEP,))
+        for step in tile.range(columns // STEP):
+            x = tile.load(self.memory["x"], (own, step * STEP), STEP).to(float32)
+            if norm is None:
+                self.line.put(self.lines, token, step, x)
+            else:
+                weight = tile.load(self.memory["norm"], step * STEP, STEP).to(float32)
+                weight = weight + self.around.offset if self.around.offset else weight
+                self.line.put(self.lines, token, step, x * weight)
+                squares = multiply_add(self.target, x, x, squares)
+        if norm is not None:
+            root = tile.sqrt(tile.sum(squares, 0) * (1 / columns) + norm)
+            tile.store(self.factors, token, tile.reciprocal(root))
+
+
+class Decode(Lines):
     """The kernel for any number of tokens, so many at a time."""
 
     def __init__(
@@ -181,7 +209,6 @@ class Decode(Writer):
         self.signed = target.has("dotprod") and not target.has("i8mm")
         super().__init__(shape, target, given, name, self.signed)
         self.most, self.around = max(1, min(most, high(shape.tokens))), around
-        self.first: Size = 0  # of the tokens at work
         self.base: Size = 0  # the first block of a group's rows
         # rows of a block whose products are made at a time: what registers hold beside their codes
         self.rows_at_once = 8 if target.multiplies_by_lane else ROWS
@@ -234,24 +261,6 @@ class Decode(Writer):
         """The lines of the tokens at work."""
         for token in tile.range(self.tokens, bounds=(0, self.most - 1)):
             self.take(token)
-
-    @tile.function
-    def take(self, token: Any) -> None:
-        """A token, step by step."""
-        columns, norm, own = self.shape.columns, self.around.norm, self.first + token
-        squares = None if norm is None else tile.zeros((STEP,))
-        for step in tile.range(columns // STEP):
-            x = tile.load(self.memory["x"], (own, step * STEP), STEP).to(float32)
-            if norm is None:
-                self.line.put(self.lines, token, step, x)
-            else:
-                weight = tile.load(self.memory["norm"], step * STEP, STEP).to(float32)
-                weight = weight + self.around.offset if self.around.offset else weight
-                self.line.put(self.lines, token, step, x * weight)
-                squares = multiply_add(self.target, x, x, squares)
-        if norm is not None:
-            root = tile.sqrt(tile.sum(squares, 0) * (1 / columns) + norm)
-            tile.store(self.factors, token, tile.reciprocal(root))
 
     # ---- rows -----------------------------------------------------------------------------
 

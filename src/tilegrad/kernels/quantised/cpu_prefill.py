@@ -197,10 +197,9 @@ class Matrix(Panels):
             if self.depth == 2:
                 sums = self.add(self.two(split, 1, first, depth), above, sums)
         token, row = first * TILE, (self.first + number) * ROWS
+        whole = shape.dtype is float32 and shape.rows % PAIR == 0
         fits = tile.most(token + PAIR - shape.tokens) <= 0
-        if shape.dtype is not float32 or shape.rows % PAIR:
-            self.by_lines(sums, token, row)
-        elif fits or tile.less_equal(token + PAIR, shape.tokens):
+        if whole and (fits or tile.less_equal(token + PAIR, shape.tokens)):
             self.store(self.memory["out0"], sums, token, row)
         else:
             self.by_lines(sums, token, row)

@@ -14,15 +14,15 @@ from typing import Any
 
 from ...core.config import invariant
 from ...core.dtype import DType
-from ...core.errors import InternalError
 from ...core.format import Format
 from ...core.target import Target
 from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from . import gpu_packed, gpu_warps
-from .gpu_layout import ROWS, groups_of, pack, parts
-from .gpu_matrix import MatrixPlan, many_tokens
+from .gpu_layout import ROWS, groups_of, parts
+from .gpu_layout import pack as pack
+from .gpu_matrix import MatrixKernel, MatrixPlan
 from .gpu_packed import PackedMatmul, PackedPlan
 from .gpu_rows import RowsKernel, RowsPlan, shared_bytes
 from .gpu_take import write_row
@@ -33,10 +33,11 @@ from .take import rows_body
 
 Plan = RowsPlan | WarpsPlan | MatrixPlan | PackedPlan
 
-KERNELS: dict[Any, Any] = {
+KERNELS: dict[type[Plan], Any] = {
     PackedPlan: PackedMatmul,
     WarpsPlan: WarpsKernel,
     RowsPlan: RowsKernel,
+    MatrixPlan: MatrixKernel,
 }
 CORES = 128  # that tiles are to suffice for
 MANY = 32  # tokens from which weights that are not packed are unpacked before a product
@@ -117,11 +118,7 @@ def body_of(
     shape: QuantisedShape, plan: Plan, name: str = "quantised_matmul", around: Around = NOTHING
 ) -> Body:
     """The kernel of a Plan; parameters in the order of `Around`."""
-    if not isinstance(plan, MatrixPlan):
-        return KERNELS[type(plan)](shape, plan, name, around).build()
-    if around != NOTHING:
-        raise InternalError("kernels.quantised", f"{plan} takes nothing around a product: {around}")
-    return many_tokens(shape, plan, name)
+    return KERNELS[type(plan)](shape, plan, name, around).build()
 
 
 def callee(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> KernelCallee:
@@ -134,7 +131,7 @@ def callee(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> K
 
 def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
     """The product of groups: x, a list of blocks and the parts to (tokens, rows of a group)."""
-    body = many_tokens(shape, matrix_plan(shape, block), "grouped_quantised")
+    body = body_of(shape, matrix_plan(shape, block), "grouped_quantised")
     return KernelCallee.named("grouped_quantised", [body], ("out0",))
 
 
@@ -159,19 +156,3 @@ def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return KernelCallee.named(
         "quantised_unpack", [rows_body(shape, parts(shape), write_row, numbered=False)], ("out",)
     )
-
-
-__all__ = [
-    "ROWS",
-    "body_of",
-    "callee",
-    "grouped_callee",
-    "many",
-    "pack",
-    "parts",
-    "plans_for",
-    "take_callee",
-    "unpack_callee",
-    "why_not",
-    "why_not_around",
-]

@@ -33,7 +33,15 @@ from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import BodyBuilder
-from ..matmul.plan import CLUSTERS, most_stages
+from ..matmul.plan import (
+    CLUSTERS,
+    FEW_IDLE,
+    FEW_MEMORY_SECONDS,
+    FEW_SHARE,
+    FEW_TOKEN,
+    NORM,
+    most_stages,
+)
 from ..matmul.shape import Operands, WidePlan, among, box, first_wrong
 from ..matmul.wide import WideMatmul
 from .gpu_layout import BLOCK, GROUP, bytes_of, halves, parts, words_of
@@ -45,13 +53,11 @@ MOST_WIDE = {1: 256, 2: 256, 3: 64, 4: 64}  # columns of accumulators, by consum
 MOST_TOKENS, MOST_PACKED = 128, 256  # of a tile, of a product
 MOST_STAGES, SPARE_BYTES = 16, 512  # spare: where places begin
 SWIZZLED_BYTES = 1024  # a swizzled place begins at a multiple
-READ_SHARE, IDLE, NORM = 0.98, 0.15, 3.7
 CACHE_RATE = 5.5e12  # bytes/s from L2 to all cores
 UNPACK_SECONDS = 2.4e-11  # of a weight on one core: 3 instructions and what they wait for
 FEW_CONSUMERS = 2.6  # accumulators below which threads wait for one another
 RATE = 0.8  # of the peak, of products with an operand in registers
-MEMORY_SECONDS = 1.2e-6  # until what is asked for is there
-START_SECONDS, SPLIT_SECONDS, TOKEN_SECONDS = 2.0e-6, 0.7e-6, 1e-8
+START_SECONDS, SPLIT_SECONDS = 2.0e-6, 0.7e-6
 # Digits are made numbers: of bfloat16 as they are, subnormal; of float16 as last bits of ABOVE
 BASE, ABOVE = {bfloat16: 0, float16: 0x6400}, {bfloat16: 0.0, float16: 1024.0}
 POWER = {bfloat16: 126, float16: 0}  # of 2, that makes the last bit 2 ** -UNIT
@@ -170,15 +176,15 @@ def expected(shape: QuantisedShape, around: Around, plan: PackedPlan, target: Ta
     steps = rounds * -(-shape.columns // depth // split)
     moved = bytes_of(shape) + tokens * (shape.columns + sum(results)) * shape.dtype.size
     busy = min(tiles * split / rounds, target.cores)
-    memory = moved / (READ_SHARE * target.peak_bytes()) * (target.cores / busy) ** IDLE
+    memory = moved / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
     through = tiles * split * steps / rounds * step_bytes(shape, plan) / CACHE_RATE
     consumers = rows // 64 * plan.ways  # times the accumulators of each
     unpack = steps * rows * depth * UNPACK_SECONDS * max(1.0, FEW_CONSUMERS / consumers)
     product = steps * 2 * rows * wide * depth / (RATE * target.peak_flops(bfloat16) / target.cores)
     weights = step_bytes(shape, plan) - wide * depth * shape.dtype.size
-    ahead = moved / (plan.programs * plan.stages * weights) * MEMORY_SECONDS
+    ahead = moved / (plan.programs * plan.stages * weights) * FEW_MEMORY_SECONDS
     seconds = sum(t**NORM for t in (memory, through, ahead, unpack, product)) ** (1 / NORM)
-    seconds += START_SECONDS + rounds * wide * TOKEN_SECONDS
+    seconds += START_SECONDS + rounds * wide * FEW_TOKEN
     return seconds + (split - 1) * SPLIT_SECONDS
 
 

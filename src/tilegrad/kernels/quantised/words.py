@@ -44,18 +44,13 @@ def doubled(words: Any) -> Any:
     return total + 12 * BYTES - twice
 
 
-def gate(gates: Any, other: Any, quick: bool = False) -> Any:
-    """silu(gates) * other."""
-    unit = tile.full((), 1.0)
-    below = (tile.quick_exp if quick else tile.exp)(-gates) + unit
-    return (tile.quick_divide(gates, below) if quick else gates / below) * other
-
-
 def surrounded(sides: Sequence[Any], bias: Any, residual: Any, quick: bool = False) -> Any:
-    """A product with what is around it: gates are the first of two sides."""
+    """A product with what is around it: of two sides silu(the first) * the second."""
     value = sides[0] if bias is None else sides[0] + bias.to(float32)
     if len(sides) > 1:
-        value = gate(value, sides[1], quick)
+        unit = tile.full((), 1.0)
+        below = (tile.quick_exp if quick else tile.exp)(-value) + unit
+        value = (tile.quick_divide(value, below) if quick else value / below) * sides[1]
     return value if residual is None else value + residual.to(float32)
 
 
