@@ -16,6 +16,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.symbol import ceil_divide, high, round_up
@@ -152,12 +154,11 @@ def fitted_widths(x: Operands, target: Target) -> Plans:
     for tm in dict.fromkeys([*heights, *([128] if m > FEW_TOKENS else [])]):
         columns = high(x.batch) * high(x.n) * x.products * ceil_divide(m, tm)
         fewest = ceil_divide(columns, 256 * target.cores)
-        several = fewest > 1 and m > 32  # fewer rows are mostly beyond a box
-        most = fewest + 1 if tm > FEW_TOKENS or m > FEW_TOKENS else 3
+        most = fewest + 1 if m > FEW_TOKENS else 3
+        if fewest == 1 or m <= 32:  # fewer rows are mostly beyond a box
+            most = 1
         shares = [(split, 1) for split in (1, 2, 3, 4)]
-        for split, rounds in (
-            [*shares, *((1, r) for r in range(2, most + 1))] if several else shares
-        ):
+        for split, rounds in (*shares, *((1, r) for r in range(2, most + 1))):
             for cluster in (1, 2) if tm < m and split == 1 else (1,):
                 yield from fitted_width(x, target, tm, split, rounds, cluster)
 
@@ -210,9 +211,10 @@ def many_tokens(x: Operands, target: Target) -> Plans:
             continue
         if split > 1 and tiles > CLUSTERS[cluster * split]:
             continue
-        even = 64 if columns % 64 == 0 else 32 if columns % 32 == 0 else 16
-        staged = columns // split if split > 1 else even
-        staged = staged_of(x, staged, columns) if split == 1 else staged
+        staged = columns // split
+        if split == 1:
+            even = 64 if columns % 64 == 0 else 32 if columns % 32 == 0 else 16
+            staged = staged_of(x, even, columns)
         limit = target.cores // (cluster * split)
         if limit == 0:
             continue
@@ -265,10 +267,8 @@ def matrix_rate(x: Operands, target: Target) -> float:
 
 def efficiency(wide: int) -> float:
     """The share of the rate that products of so many columns reach."""
-    below = max((w for w in EFFICIENCY if w <= wide), default=min(EFFICIENCY))
-    above = min((w for w in EFFICIENCY if w >= wide), default=max(EFFICIENCY))
-    part = (wide - below) / (above - below) if above > below else 0.0
-    return EFFICIENCY[below] + part * (EFFICIENCY[above] - EFFICIENCY[below])
+    widths, shares = zip(*sorted(EFFICIENCY.items()))
+    return float(np.interp(wide, widths, shares))
 
 
 def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:

@@ -298,11 +298,11 @@ def space(x: Operands, target: Target) -> Iterator[ThreadPlan]:
                 if plan is None:
                     continue
                 yield plan
-                tiles = math.prod(ceil_divide(high(a), b) for a, b in ((x.m, tm), (x.n, tn)))
-                steps = ceil_divide(low(x.k), tk)
-                if resident == 1 and not small and steps >= plan.stages - 1:
-                    if tiles * high(x.batch) > target.cores:
-                        yield replace(plan, programs=target.cores)
+                m, n, _, batch = x.most
+                tiles = batch * ceil_divide(m, tm) * ceil_divide(n, tn)
+                long = ceil_divide(low(x.k), tk) >= plan.stages - 1
+                if not small and long and tiles > target.cores:
+                    yield replace(plan, programs=target.cores)
 
 
 def fitted(

@@ -32,6 +32,7 @@ from .plan import (
     matrix_rate,
     most_stages,
     tiles_of,
+    work_of,
 )
 from .shape import Choice, Operands, WidePlan, box
 from .wide import WideMatmul
@@ -130,10 +131,9 @@ def plans(x: Operands, target: Target) -> Iterator[WidePlan]:
 def expected(x: Operands, plan: WidePlan, target: Target) -> float:
     """Seconds that are expected: products, or bytes from memory."""
     (tm, tn, tk), (m, n, k, _) = plan.tile, x.most
-    rounds = ceil_divide(tiles_of(x, plan, True), plan.programs // plan.cluster)
+    _, rounds, steps, _ = work_of(x, plan, True)
     rate = GAIN * matrix_rate(x, target) * efficiency(tn) * min(1.0, tm / 128 + 0.3)
     alone = NOT_SHARED if plan.cluster == 1 and m >= SHARED else 1.0
-    steps = ceil_divide(k, tk)
     each = steps * (2 * tm * tn * tk / rate * alone + STEP_SECONDS) + 64 * tn * PIECE_SECONDS
     moved = n * k * x.dtype.size // 2 + n * k // 8 + m * (k * x.dtype.size + n * x.result.size)
     return max(rounds * each, moved / (READ_SHARE * target.peak_bytes())) + START_SECONDS
