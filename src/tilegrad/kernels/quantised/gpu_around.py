@@ -47,15 +47,11 @@ class AroundKernel:
         self.rows = round_up(self.results, ROWS)
         self.turns = ceil_divide(self.groups, plan.groups)
         uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
-        if self.rows % self.each or uneven or not self.fits():
+        if self.rows % self.each or uneven:
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
         self.weights = Groups(shape, self.memory)
-
-    def fits(self) -> bool:
-        """Whether there is a Body with this Plan."""
-        return True
 
     def work(self) -> None:
         """All that a program does."""

@@ -66,10 +66,6 @@ class RowsKernel(AroundKernel):
         super().__init__(shape, plan, name, around)
         self.tokens = min(plan.tokens, high(shape.tokens))
 
-    def fits(self) -> bool:
-        """Whether whole warps share the groups."""
-        return self.plan.groups % 32 == 0
-
     @tile.function
     def work(self) -> None:
         """Ask for weights, wait, multiply turn by turn, write: sums are of a token for each side

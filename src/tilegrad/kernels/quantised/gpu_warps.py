@@ -66,10 +66,6 @@ class WarpsKernel(AroundKernel):
         self.stages = min(plan.stages, self.turns)
         self.steps = plan.groups // (4 * plan.warps)  # of a warp in a turn
 
-    def fits(self) -> bool:
-        """Whether turns are whole."""
-        return self.groups % self.plan.groups == 0
-
     @tile.function
     def work(self) -> None:
         """Ask for weights, wait, multiply turn by turn, write."""
