@@ -25,9 +25,8 @@ from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.matvec import LINES, WARPS, Matvec, MatvecPlan, choose, line_of
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.quantised import gpu as quantised_gpu
-from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
+from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan
-from tilegrad.kernels.quantised.gpu_take import take, unpack
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape, parameters
 from tilegrad.tile.build import Body, BodyBuilder
 
@@ -208,7 +207,7 @@ def plain(x: QuantisedShape, body: Body, first: Array, wanted: Array, bound: flo
 
 def many(x: QuantisedShape, plan: MatrixPlan | None = None) -> Products:
     """Many tokens, by matrix units: weights are rounded, too."""
-    body = many_tokens(x, plan or quantised_gpu.matrix_plan(x))
+    body = quantised_gpu.body_of(x, plan or quantised_gpu.matrix_plan(x))
     tokens = drawn(0, int(x.tokens), x.columns).astype(x.dtype.numpy)  # type: ignore[arg-type]
     wanted = tokens.astype(np.float64) @ Weights(x).values.astype(np.float64).T
     return plain(x, body, tokens, wanted, 2 * STEP[x.dtype])
@@ -220,14 +219,23 @@ def whole(x: QuantisedShape) -> Products:
     wanted = weights.values.astype(x.dtype.numpy).astype(np.float64)
     given = {**weights.parts, "out": unwritten(x.dtype, *wanted.shape)}
     return Products(
-        [(fitted(unpack(x), H200), [*weights.names, "out"])], given, {"out": (wanted, 0.0)}
+        [
+            (
+                fitted(quantised_gpu.unpack_callee(x, H200).launches[0][0], H200),
+                [*weights.names, "out"],
+            )
+        ],
+        given,
+        {"out": (wanted, 0.0)},
     )
 
 
 def rows(x: QuantisedShape, ids: Sequence[int]) -> Products:
     """Rows by number, bit for bit."""
     values = Weights(x).values[list(ids)].astype(x.dtype.numpy).astype(np.float64)
-    return plain(x, take(x), np.array(ids, np.int32), values, 0.0)
+    return plain(
+        x, quantised_gpu.take_callee(x, H200).launches[0][0], np.array(ids, np.int32), values, 0.0
+    )
 
 
 SMALL = RowsPlan(8, 1, 32)

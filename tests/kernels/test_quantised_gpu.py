@@ -24,9 +24,8 @@ from tilegrad.core.target import A100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu as kernels
 from tilegrad.kernels.quantised.gpu_layout import bytes_of
-from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
+from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan, shared_bytes
-from tilegrad.kernels.quantised.gpu_take import take
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape, parameters
 from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -130,7 +129,7 @@ def test_rows_by_number(form: Format) -> None:
     raw = np.random.default_rng(0).integers(0, 256, (rows, shape.row_bytes), dtype=np.uint8)
     raw[0] = 0
     ids, out = np.array([20, 0, 7], np.int32), np.zeros((3, columns), np.float32)
-    body = checked(take(shape))
+    body = checked(kernels.take_callee(shape, H200).launches[0][0])
     with np.errstate(all="ignore"):
         run(body, [ids, *packed(shape, raw), out])
         simulated = np.zeros_like(out)
@@ -318,21 +317,21 @@ def test_what_is_not_around() -> None:
 @pytest.mark.parametrize("form", QUANTISED, ids=lambda f: f.name)
 def test_many_tokens(form: Format) -> None:
     case = Product(form, 20, form.block + (0 if form.block > 32 else 64), 19)
-    body = many_tokens(case.shape, MatrixPlan(16, 16, 2, 1))
+    body = kernels.body_of(case.shape, MatrixPlan(16, 16, 2, 1))
     case.many(case.interpret(body))
     case.many(case.simulate(body))
 
 
 def test_many_of_a_symbol() -> None:
     case = Product(formats.Q8_0, 32, 96, 37, size=symbol("tokens", 1, 512))
-    body = many_tokens(case.shape, MatrixPlan(32, 32, 2, 2))
+    body = kernels.body_of(case.shape, MatrixPlan(32, 32, 2, 2))
     case.many(case.interpret(body))
     case.many(case.simulate(body))
 
 
 def test_many_float32() -> None:
     case = Product(formats.Q4_1, 16, 128, 16, float32)
-    body = many_tokens(case.shape, MatrixPlan(16, 16, 2, 1))
+    body = kernels.body_of(case.shape, MatrixPlan(16, 16, 2, 1))
     case.many(case.interpret(body))
     case.many(case.simulate(body))
 
@@ -420,7 +419,7 @@ def test_assembled() -> None:
             body = kernels.callee(shape, H200).launches[0][0]
             texts[f"many {form.name} {tokens}"] = emit(body, "entry", H200)[0]
     shape = QuantisedShape(formats.Q8_0, 128256, 4096, 1, bfloat16)
-    texts["take"] = emit(take(shape), "entry", H200)[0]
+    texts["take"] = emit(kernels.take_callee(shape, H200).launches[0][0], "entry", H200)[0]
     older = {}
     for tokens in (1, 64):
         shape = QuantisedShape(formats.Q4_1, 4096, 4096, tokens, bfloat16)

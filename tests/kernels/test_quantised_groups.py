@@ -26,7 +26,6 @@ from tilegrad.ir.symbol import high, symbol
 from tilegrad.ir.types import product as product_of
 from tilegrad.kernels.grouped import list_sizes, most_blocks
 from tilegrad.kernels.quantised import cpu, gpu
-from tilegrad.kernels.quantised.gpu_matrix import many_tokens
 from tilegrad.kernels.quantised.shape import QuantisedShape
 from tilegrad.targets.llvm.emit import emit as emit_vectors
 from tilegrad.targets.ptx.assemble import find_ptxas
@@ -172,7 +171,7 @@ def blocks_of(block: int) -> np.ndarray:
 def test_blocks_of_a_list(form: Format, dtype: Any) -> None:
     case = Case(form, 32, max(64, form.block), dtype.numpy)
     shape, block = case.shape(dtype), 8 if dtype is bfloat16 else 32
-    body = many_tokens(shape, gpu.matrix_plan(shape, block), "groups")
+    body = gpu.body_of(shape, gpu.matrix_plan(shape, block), "groups")
     verify_body(body, "placed", H200)
     assert not [f for f in check_body(body, H200) if f.severity == "error"]
     body = fitted(body, H200)

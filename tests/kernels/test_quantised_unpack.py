@@ -11,7 +11,6 @@ from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.format import QUANTISED, Format
 from tilegrad.core.target import H200
 from tilegrad.kernels.quantised import gpu as kernels
-from tilegrad.kernels.quantised.gpu_take import unpack
 from tilegrad.kernels.quantised.shape import QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -30,7 +29,10 @@ def test_values_are_the_formats_own(form: Format) -> None:
     rows, columns = 21, 2 * form.block + (0 if form.block > 32 else 32)
     shape = QuantisedShape(form, rows, columns, 1, float32)
     raw = np.random.default_rng(0).integers(0, 256, (rows, shape.row_bytes), dtype=np.uint8)
-    out, body = np.full((rows, columns), np.nan, np.float32), unpack(shape)
+    out, body = (
+        np.full((rows, columns), np.nan, np.float32),
+        kernels.unpack_callee(shape, H200).launches[0][0],
+    )
     verify_body(body, "portable", H200)
     assert not [f for f in check_body(body, H200) if f.severity == "error"]
     simulated, parts = out.copy(), list(parts_of(shape, raw).values())
@@ -45,5 +47,6 @@ def test_assembled() -> None:
     if find_ptxas() is None:
         pytest.skip("NO PTXAS HERE")
     for form in (formats.Q4_1, formats.Q8_0, formats.Q6_K):
-        text, _ = emit(unpack(QuantisedShape(form, 28672, 4096, 1, bfloat16)), "entry", H200)
+        shape = QuantisedShape(form, 28672, 4096, 1, bfloat16)
+        text, _ = emit(kernels.unpack_callee(shape, H200).launches[0][0], "entry", H200)
         assemble(text).check_library("entry")

@@ -39,17 +39,12 @@ MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's last step: every bit reac
 LOGARITHM = (1.4426965, 0.7210807, 0.48900133, 0.27007574, 0.7559917, -0.92356813, 1.4312626)
 
 
-def word(value: int) -> Any:
-    """A uint32."""
-    return tile.full((), value, uint32)
-
-
 def mixed(x: Any) -> Any:
     """32 bits mixed well."""
-    first, second = (word(m) for m in MULTIPLIERS)
-    x = (x ^ (x >> word(16))) * first
-    x = (x ^ (x >> word(13))) * second
-    return x ^ (x >> word(16))
+    first, second = MULTIPLIERS
+    x = (x ^ (x >> 16)) * first
+    x = (x ^ (x >> 13)) * second
+    return x ^ (x >> 16)
 
 
 def key_of(x: Any) -> Any:
@@ -258,8 +253,8 @@ def words_of(seeds: Any, slot: Any, position: Any) -> Any:
     """The two words that tell the draws of a seed and a position from all others."""
     low, high = (tile.load(seeds[slot, i]) for i in range(2))
     number = position.to(uint32)
-    first = mixed(mixed(low + number * word(GOLDEN)) + high)
-    second = mixed(mixed(high + number * word(SILVER) + word(GOLDEN)) ^ (low + word(SILVER)))
+    first = mixed(mixed(low + number * GOLDEN) + high)
+    second = mixed(mixed(high + number * SILVER + GOLDEN) ^ (low + SILVER))
     return first, second
 
 
@@ -270,7 +265,7 @@ def times(token: Any, first: Any, second: Any) -> Any:
     1 - u is 2**-k w, and -log2(w) a polynomial of 1 - w that is 0 at 0; up to 1/2 that is u
     itself, so the smallest times are as exact as any. The same bits on every Target.
     """
-    drawn = mixed(mixed(token.to(uint32) * word(GOLDEN) + first) ^ second)
+    drawn = mixed(mixed(token.to(uint32) * GOLDEN + first) ^ second)
     unit = drawn.to(float32) * 2.0**-32 + 2.0**-33
     bits = key_of(1.0 - unit)
     w = tile.bitcast(bits & 0x7FFFFF | 0x3F000000, float32)  # within [1/2, 1)

@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import tile
 from ..core.config import invariant
-from ..core.dtype import float32, float64, int32
+from ..core.dtype import float32, float64, int32, int64
 from ..ir.symbol import Size, ceil_divide, high, minimum, power_of_two
 from ..tile.define import Definition
 from ..tile.trace import tracer
@@ -131,6 +131,19 @@ def block_list(offsets: Any, *, block: int, most: Any) -> None:
     first, last = (tile.fill(tile.load(offsets, (i,), (lanes,)), 0) for i in range(2))
     rows = tile.maximum(tile.where(numbers(lanes) < groups, last - first, 0), 0)
     write_list(out, first, rows, block)
+
+
+def listed(blocks: Any, what: int, number: Any, most: int) -> Any:
+    """A number in a row of a list; the first row has how many blocks there are."""
+    value = tile.cast(tile.load(blocks, (number, what), ()), int64)
+    value = tile.minimum(tile.maximum(value, 0), most)  # what is simplified relies on it
+    return tile.hold(value, "listed", (0, most))
+
+
+def block_at(blocks: Any, number: Any, groups: int, rows: int) -> list[Any]:
+    """The group of a block by its number, its first row, and the row after its last."""
+    most = {GROUP: groups - 1, FIRST: rows, LAST: rows}
+    return [listed(blocks, what, number + 1, most[what]) for what in most]
 
 
 @Definition

@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -183,9 +184,8 @@ def text_of(entries: Mapping[str, Entry], about: Mapping[str, Any] | None = None
 
 def natural(key: str) -> list[Any]:
     """Orders keys by the numbers in them."""
-    parts = key.replace("-", " ").split()
-    split = [(p.rstrip("0123456789"), p[len(p.rstrip("0123456789")) :]) for p in parts]
-    return [(word, int(number or 0)) for word, number in split]
+    parts = re.findall(r"([^-]*?)(\d*)(?:-|$)", key)
+    return [(word, int(number or 0)) for word, number in parts]
 
 
 def read_table(path: str | Path) -> PlanTable:

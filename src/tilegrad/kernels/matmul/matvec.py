@@ -31,9 +31,8 @@ from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..grouped import FIRST, GROUP, LAST
+from ..grouped import block_at, listed
 from .shape import Ask, Choice, Epilogue, Operands, among, first_wrong
-from .wide_grouped import listed
 
 LINES = (256, 128, 64)  # elements of a line that a warp reads at once; a row is some lines
 WARPS = (8, 4, 2, 1)  # of a program, the first number that divides a row's lines
@@ -195,8 +194,7 @@ class GroupedMatvec(Matvec):
         """All rows of a block by its number, if there is one."""
         rows, groups = high(self.x.m), high(self.x.batch)
         if tile.less(block, listed(self.blocks, 0, 0, rows)):
-            group = listed(self.blocks, GROUP, block + 1, groups - 1)
-            first, last = (listed(self.blocks, what, block + 1, rows) for what in (FIRST, LAST))
+            group, first, last = block_at(self.blocks, block, groups, rows)
             loaded = self.rows_of([w[group] for w in self.weights], row)
             for own in tile.range(first, last, bounds=(0, rows - 1)):
                 self.multiply(0, loaded, (group, row, own))

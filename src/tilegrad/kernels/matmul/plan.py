@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import replace
+
+import numpy as np
 
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.symbol import ceil_divide, high, round_up
-from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_counts, waves
+from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_counts
 
 SPAN_BYTES = 128  # of a swizzled row
 BLOCK = 128  # columns of k, and rows of weights, that have one scale
@@ -153,12 +154,11 @@ def fitted_widths(x: Operands, target: Target) -> Plans:
     for tm in dict.fromkeys([*heights, *([128] if m > FEW_TOKENS else [])]):
         columns = high(x.batch) * high(x.n) * x.products * ceil_divide(m, tm)
         fewest = ceil_divide(columns, 256 * target.cores)
-        several = fewest > 1 and m > 32  # fewer rows are mostly beyond a box
-        most = fewest + 1 if tm > FEW_TOKENS or m > FEW_TOKENS else 3
+        most = fewest + 1 if m > FEW_TOKENS else 3
+        if fewest == 1 or m <= 32:  # fewer rows are mostly beyond a box
+            most = 1
         shares = [(split, 1) for split in (1, 2, 3, 4)]
-        for split, rounds in (
-            [*shares, *((1, r) for r in range(2, most + 1))] if several else shares
-        ):
+        for split, rounds in (*shares, *((1, r) for r in range(2, most + 1))):
             for cluster in (1, 2) if tm < m and split == 1 else (1,):
                 yield from fitted_width(x, target, tm, split, rounds, cluster)
 
@@ -211,9 +211,10 @@ def many_tokens(x: Operands, target: Target) -> Plans:
             continue
         if split > 1 and tiles > CLUSTERS[cluster * split]:
             continue
-        even = 64 if columns % 64 == 0 else 32 if columns % 32 == 0 else 16
-        staged = columns // split if split > 1 else even
-        staged = staged_of(x, staged, columns) if split == 1 else staged
+        staged = columns // split
+        if split == 1:
+            even = 64 if columns % 64 == 0 else 32 if columns % 32 == 0 else 16
+            staged = staged_of(x, even, columns)
         limit = target.cores // (cluster * split)
         if limit == 0:
             continue
@@ -251,11 +252,12 @@ def shared_bytes(x: Operands, plan: WidePlan) -> int:
     return ring + staged + exchanged(plan) + SPARE_BYTES
 
 
-def most_stages(x: Operands, plan: WidePlan, target: Target, others: int = 0) -> int:
-    """How many of a Plan's stages fit shared memory, with so many bytes left to others."""
+def most_stages(x: Operands, plan: WidePlan, target: Target, others: int = 0, step: int = 0) -> int:
+    """How many of a Plan's stages, of `step` bytes (0: those of a and b), fit shared memory, with
+    so many bytes left to others."""
     tm, tn, tk = plan.tile
     room = target.memories["shared"].bytes - others - shared_bytes(x, replace(plan, stages=0))
-    return min(plan.stages, room // ((tm + tn) * tk * x.dtype.size))
+    return min(plan.stages, room // (step or (tm + tn) * tk * x.dtype.size))
 
 
 def matrix_rate(x: Operands, target: Target) -> float:
@@ -265,10 +267,8 @@ def matrix_rate(x: Operands, target: Target) -> float:
 
 def efficiency(wide: int) -> float:
     """The share of the rate that products of so many columns reach."""
-    below = max((w for w in EFFICIENCY if w <= wide), default=min(EFFICIENCY))
-    above = min((w for w in EFFICIENCY if w >= wide), default=max(EFFICIENCY))
-    part = (wide - below) / (above - below) if above > below else 0.0
-    return EFFICIENCY[below] + part * (EFFICIENCY[above] - EFFICIENCY[below])
+    widths, shares = zip(*sorted(EFFICIENCY.items()))
+    return float(np.interp(wide, widths, shares))
 
 
 def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
@@ -285,19 +285,24 @@ def promoted(x: Operands, plan: WidePlan, turned: bool, seconds: float) -> float
     return max(BLOCK_SHARE * seconds, own, loads) if x.scaled else seconds
 
 
+def work_of(x: Operands, plan: WidePlan, turned: bool) -> tuple[int, int, int, int]:
+    """Tiles, those of a program, steps of a tile, and bytes of operands and results."""
+    m, n, k, batch = x.most
+    tiles = tiles_of(x, plan, turned)
+    rounds = ceil_divide(tiles, plan.programs // (plan.cluster * plan.split))
+    steps = ceil_divide(ceil_divide(k, plan.tile[2]), plan.split)
+    once = batch * ((m + n * x.products) * k * x.dtype.size + m * n * x.result.size)
+    return tiles, rounds, steps, once
+
+
 def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Where tokens are few, all wait for the weights."""
-    m, n, k, batch = x.most
-    size, (tm, tn, tk) = x.dtype.size, plan.tile
-    own = transposed(x) if turned else x
-    tiles, together = tiles_of(x, plan, turned), plan.cluster * plan.split
-    rounds = waves(own, plan)
-    steps = math.ceil(math.ceil(k / tk) / plan.split)
+    m, size, (tm, tn, tk) = high(x.m), x.dtype.size, plan.tile
+    own, together = transposed(x) if turned else x, plan.cluster * plan.split
+    tiles, rounds, steps, once = work_of(x, plan, turned)
     weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
     into = rounds * steps * (weights + tokens) * tk * size  # one multiprocessor
     busy = min(tiles / rounds * together, target.cores)
-    read = m * k + n * x.products * k
-    once = batch * (read * size + m * n * x.result.size)
     memory = once / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
     through = tiles * together * steps * (weights + tokens) * tk * size
     ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
@@ -317,14 +322,9 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
 
 def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Where tokens are many, the longest of the times counts."""
-    m, n, k, batch = x.most
-    size = x.dtype.size
-    tm, tn, tk = plan.tile
+    m, size, (tm, tn, tk) = high(x.m), x.dtype.size, plan.tile
     columns = (transposed(x) if turned else x).span(plan.tile)[1]
-    tiles = tiles_of(x, plan, turned)
-    clusters = plan.programs // (plan.cluster * plan.split)
-    rounds = ceil_divide(tiles, clusters)
-    steps = math.ceil(math.ceil(k / tk) / plan.split)
+    tiles, rounds, steps, once = work_of(x, plan, turned)
     rate = matrix_rate(x, target) * efficiency(tn) * (GATED if x.gated else 1.0)
     product = promoted(x, plan, turned, 2 * tm * tn * tk / rate)
     ingress = (tm + tn) * tk * size / INGRESS_RATE
@@ -332,7 +332,6 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     tile = steps * (max(product, ingress) * alone + STEP_SECONDS)
     read = (tm / (plan.cluster if plan.across else 1)) + (tn / (1 if plan.across else plan.cluster))
     through = tiles * plan.cluster * plan.split * steps * read * tk * size / CACHE_RATE
-    once = batch * ((m * k + n * x.products * k) * size + m * n * x.result.size)
     ahead = plan.programs * plan.stages * (tm if turned else tn) * tk * size / MEMORY_SECONDS
     stream = plan.programs * STREAM_RATE * min(2, tm // 64)
     limit = min(ahead, stream) if m <= 256 else target.peak_bytes() * READ_SHARE

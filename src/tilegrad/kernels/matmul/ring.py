@@ -23,7 +23,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import bool_
 from ...ir.symbol import ceil_divide, high, round_up
-from .shape import Operands, WidePlan, box, side, waves
+from .shape import Operands, WidePlan, box, of_batch, side, waves
 
 
 def rows_of(kernel: Moving, half: int) -> int:
@@ -101,10 +101,6 @@ class Moving:
         """Where along k a step of this program lies."""
         return (self.share * self.steps + step) * self.plan.tile[2]
 
-    def of_batch(self, memory: Any, batch: Any) -> Any:
-        """The matrix of a batch."""
-        return memory if self.x.batch == 1 else memory[batch]
-
     def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """A tile of a, that of a weight by number, 64 rows a copy; shared along n, each program
         brings some for all."""
@@ -117,7 +113,7 @@ class Moving:
             place = self.left[stage, number * self.halves + half]
             if not shared and rows_of(self, half) < 64:
                 place = place[0 : rows_of(self, half), :]
-            self.copy(place, box(self.of_batch(self.a, batch), at, place.shape), stage, shared)
+            self.copy(place, box(of_batch(self.a, batch), at, place.shape), stage, shared)
 
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """A tile of b, that of a weight by number; shared along m, each program brings some of its
@@ -128,9 +124,7 @@ class Moving:
         rows = rows // plan.cluster if shared else rows
         first = self.near * rows if shared else 0
         row, column = side(column, self.along_k(step), self.x.b_along_k)
-        source = box(
-            self.of_batch(self.weight, batch), (row + first, column), (rows, place.shape[1])
-        )
+        source = box(of_batch(self.weight, batch), (row + first, column), (rows, place.shape[1]))
         self.copy(place[begin + first : begin + first + rows, :], source, stage, shared)
 
     def right_of(self, stage: Any, number: int) -> tuple[Any, int, int]:
@@ -190,22 +184,20 @@ class Moving:
         for fill, (number, memory) in itertools.product(
             range(self.fills), enumerate(self.residuals)
         ):
-            chunks, source = self.chunks_of(fill), self.of_batch(memory, batch)
+            chunks, source = self.chunks_of(fill), of_batch(memory, batch)
             stage = self.ring.acquire(self.residual_turn(turn, fill, number))
             full = self.ring.full[stage]
             bytes_ = len(chunks) * self.span[0] * self.wide * memory.dtype.size
             self.ring.full.expect(stage, bytes_)
             for chunk, own, near in itertools.product(chunks, range(self.halves), range(cluster)):
-                at = (row + 64 * own, column + chunk * self.wide)
+                at = (row + 64 * own + first, column + chunk * self.wide)
                 place, begin = self.residual_place(stage, chunk, own)
+                rows = place[begin + first : begin + first + count, :]
+                part = box(source, self.of_neighbour(near, *at), (count, self.wide))
                 if cluster == 1:
-                    rows = place[begin : begin + 64, :]
-                    tile.copy_async(rows, box(source, at, (64, self.wide)), full)
-                    continue
-                at, begin = self.of_neighbour(near, at[0] + first, at[1]), begin + first
-                rows = place[begin : begin + count, :]
-                part = box(source, at, (count, self.wide))
-                tile.copy_multicast(rows, part, full, 1 << near, self.first)
+                    tile.copy_async(rows, part, full)
+                else:
+                    tile.copy_multicast(rows, part, full, 1 << near, self.first)
 
     def of_neighbour(self, near: int, row: Any, column: Any) -> tuple[Any, Any]:
         """A row and column of this program's tile, in that of another of the cluster."""
@@ -292,7 +284,7 @@ class Moving:
         """One piece out of a staged place."""
         batch, row, column = where
         at = side(row, column, not self.x.turned)
-        tile.copy_store(box(self.of_batch(self.c, batch), at, place.shape), place)
+        tile.copy_store(box(of_batch(self.c, batch), at, place.shape), place)
 
     # ---- parts of k -------------------------------------------------------------------------
 

@@ -110,6 +110,11 @@ def side(rows: Any, columns: Any, plain: bool) -> tuple[Any, Any]:
     return (rows, columns) if plain else (columns, rows)
 
 
+def of_batch(memory: Any, batch: Any) -> Any:
+    """The matrix of a batch; one that all share has two axes."""
+    return memory if len(memory.shape) == 2 else memory[batch]
+
+
 def box(memory: Any, at: tuple[Any, Any], shape: tuple[int, int]) -> Any:
     """The part of a matrix that begins somewhere."""
     (row, column), (rows, columns) = at, shape
@@ -149,10 +154,12 @@ def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
     rows, columns = x.span(plan.tile)
     near_m, near_n = (1, plan.cluster) if plan.across else (plan.cluster, 1)
     down, across = ceil_divide(x.m, rows * near_m), ceil_divide(x.n, columns * near_n)
-    if x.weights and not x.gated and x.turned:
-        down = ceil_divide(sum(ceil_divide(n, rows) for n in x.weights), near_m)
-    elif x.weights and not x.gated:
-        across = ceil_divide(sum(ceil_divide(n, columns) for n in x.weights), near_n)
+    if x.weights and not x.gated:
+        tiles = sum(ceil_divide(n, rows if x.turned else columns) for n in x.weights)
+        if x.turned:
+            down = ceil_divide(tiles, near_m)
+        else:
+            across = ceil_divide(tiles, near_n)
     return down, across
 
 

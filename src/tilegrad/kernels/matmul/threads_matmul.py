@@ -36,7 +36,7 @@ from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import ceil_divide, high, low, modulo, multiply
 from ...tile.build import Body, BodyBuilder
-from .shape import Choice, Epilogue, Operands, box, side, swizzle_of, tile_at
+from .shape import Choice, Epilogue, Operands, box, of_batch, side, swizzle_of, tile_at
 
 DEPTH = 16  # of k in one product of the matrix units
 Corner = tuple[Any, Any, Any]  # batch, row, column
@@ -214,12 +214,8 @@ class ThreadMatmul:
         for number, (place, memory, at, (first, rows)) in enumerate(parts):
             if number * sharing // len(parts) in k_slices:
                 begin = (at[0] + first, at[1])
-                source = box(self.of_batch(memory, batch), begin, (rows, place.shape[2]))
+                source = box(of_batch(memory, batch), begin, (rows, place.shape[2]))
                 tile.copy_threads(place[stage][first : first + rows, :], source)
-
-    def of_batch(self, memory: Any, batch: Any) -> Any:
-        """The matrix of a batch."""
-        return memory if self.x.batch == 1 else memory[batch]
 
     def shares(self, place: Any) -> list[tuple[int, int]]:
         """Rows (first, count) of a place that one round of all threads copies."""
@@ -233,7 +229,7 @@ class ThreadMatmul:
         """Piece by piece: epilogue, cast, stage (two places in turn), store."""
         (tm, tn, _), (down, wide) = self.plan.tile, self.plan.staged
         batch, row, column = where
-        sums, out = tile.read(total), self.of_batch(self.c, batch)
+        sums, out = tile.read(total), of_batch(self.c, batch)
         corners = [(r, c) for r in range(0, tm, down) for c in range(0, tn, wide)]
         for number, (r, c) in enumerate(corners):
             piece = sums[r : r + down, c : c + wide]
@@ -302,11 +298,11 @@ def space(x: Operands, target: Target) -> Iterator[ThreadPlan]:
                 if plan is None:
                     continue
                 yield plan
-                tiles = math.prod(ceil_divide(high(a), b) for a, b in ((x.m, tm), (x.n, tn)))
-                steps = ceil_divide(low(x.k), tk)
-                if resident == 1 and not small and steps >= plan.stages - 1:
-                    if tiles * high(x.batch) > target.cores:
-                        yield replace(plan, programs=target.cores)
+                m, n, _, batch = x.most
+                tiles = batch * ceil_divide(m, tm) * ceil_divide(n, tn)
+                long = ceil_divide(low(x.k), tk) >= plan.stages - 1
+                if not small and long and tiles > target.cores:
+                    yield replace(plan, programs=target.cores)
 
 
 def fitted(

@@ -21,7 +21,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int64
 from ...core.target import Target
-from ..grouped import FIRST, GROUP, LAST
+from ..grouped import block_at, listed
 from .joint import JointMatmul
 from .plan import START_SECONDS, most_stages, transposed
 from .shape import Choice, Operands, WidePlan, box, positions
@@ -31,13 +31,6 @@ MOST_STAGES = 24
 MOST_GATHERED = 16  # rows of all groups: brought one by one, more take longer than a launch
 WIDE_BLOCK = 64  # rows of a block from which on tiles have more rows of the weights
 TILE = 128  # rows of a tile, of all weights; rings are more than half of a core's shared memory
-
-
-def listed(blocks: Any, what: int, number: Any, most: int) -> Any:
-    """A number in the list's row of a block; the first row has how many there are."""
-    value = tile.cast(tile.load(blocks, (number, what), ()), int64)
-    value = tile.minimum(tile.maximum(value, 0), most)  # what is simplified relies on it
-    return tile.hold(value, "listed", (0, most))
 
 
 class Grouping:
@@ -63,10 +56,8 @@ class Grouping:
 
     def corner(self, number: Any) -> tuple[Any, Any, Any]:
         """(group, row of its weights, first row of the block)."""
-        down, block = self.counts[0], number // self.counts[0] + 1
-        rows = tile.most(self.x.n)
-        group = listed(self.blocks, GROUP, block, tile.most(self.x.batch) - 1)
-        first, self.last = (listed(self.blocks, what, block, rows) for what in (FIRST, LAST))
+        down, (_, rows, _, groups) = self.counts[0], self.x.most
+        group, first, self.last = block_at(self.blocks, number // down, groups, rows)
         return group, tile.hold(number % down * self.span[0], "row"), first
 
     def begin_tile(self, where: Any) -> None:
@@ -86,10 +77,6 @@ class Grouping:
         place, column = self.right[stage], self.along_k(step)
         source = box(self.weight, (0, column), (1, place.shape[1]))
         tile.copy_pages(place, source, self.pages, self.ring.full[stage])
-
-    def of_batch(self, memory: Any, batch: Any) -> Any:
-        """The weights of a group; rows of all groups lie in one matrix."""
-        return memory[batch] if len(memory.shape) == 3 else memory
 
     @tile.function
     def leave(self, place: Any, where: Any) -> None:

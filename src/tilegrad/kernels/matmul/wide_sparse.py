@@ -26,14 +26,15 @@ from .plan import (
     PIECE_SECONDS,
     READ_SHARE,
     SPAN_BYTES,
-    SPARE_BYTES,
     START_SECONDS,
     STEP_SECONDS,
     efficiency,
     matrix_rate,
+    most_stages,
     tiles_of,
+    work_of,
 )
-from .shape import Choice, Operands, WidePlan, box, staged_rooms
+from .shape import Choice, Operands, WidePlan, box
 from .wide import WideMatmul
 
 ROWS = 128  # that weights are padded to
@@ -113,16 +114,16 @@ def plans(x: Operands, target: Target) -> Iterator[WidePlan]:
     for rows in (64, 128):
         for cluster in (1, 2) if rows == 128 and m >= SHARED else (1,):
             tile = (rows, wide, depth_of(x.dtype))
-            plan = WidePlan(tile, 0, staged=min(64, wide), cluster=cluster, dependent=True)
+            plan = WidePlan(
+                tile, MOST_STAGES, staged=min(64, wide), cluster=cluster, dependent=True
+            )
             tiles, limit = tiles_of(x, plan, True), target.cores // cluster
             limit = limit // 8 * 8 if cluster > 1 and limit >= 8 else limit  # leaves power
             clusters = min(limit, ceil_divide(tiles, ceil_divide(tiles, limit)))
             plan = replace(
                 plan, programs=clusters * cluster, early=tiles <= limit or m > FEW_TOKENS
             )
-            out = rows * staged_rooms(replace(x, turned=True), plan) * plan.staged * x.result.size
-            room = target.memories["shared"].bytes - out - SPARE_BYTES
-            stages = min(MOST_STAGES, room // step_bytes(x, plan))
+            stages = most_stages(replace(x, turned=True), plan, target, step=step_bytes(x, plan))
             if stages >= 2:
                 yield replace(plan, stages=stages)
 
@@ -130,10 +131,9 @@ def plans(x: Operands, target: Target) -> Iterator[WidePlan]:
 def expected(x: Operands, plan: WidePlan, target: Target) -> float:
     """Seconds that are expected: products, or bytes from memory."""
     (tm, tn, tk), (m, n, k, _) = plan.tile, x.most
-    rounds = ceil_divide(tiles_of(x, plan, True), plan.programs // plan.cluster)
+    _, rounds, steps, _ = work_of(x, plan, True)
     rate = GAIN * matrix_rate(x, target) * efficiency(tn) * min(1.0, tm / 128 + 0.3)
     alone = NOT_SHARED if plan.cluster == 1 and m >= SHARED else 1.0
-    steps = ceil_divide(k, tk)
     each = steps * (2 * tm * tn * tk / rate * alone + STEP_SECONDS) + 64 * tn * PIECE_SECONDS
     moved = n * k * x.dtype.size // 2 + n * k // 8 + m * (k * x.dtype.size + n * x.result.size)
     return max(rounds * each, moved / (READ_SHARE * target.peak_bytes())) + START_SECONDS

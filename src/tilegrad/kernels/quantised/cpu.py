@@ -16,10 +16,12 @@ from ...ir.symbol import Size, combine, high, low, maximum, minimum
 from ...tile.callee import KernelCallee
 from .cpu_decode import Decode
 from .cpu_many import many as many_bodies
-from .cpu_parts import ROWS, STEP, pack, parts
+from .cpu_parts import ROWS, STEP, parts
+from .cpu_parts import pack as pack
 from .cpu_prefill import prefill, unit_of
-from .cpu_take import take
+from .cpu_take import write_row
 from .shape import NOTHING, Around, QuantisedShape
+from .take import rows_body
 
 LANE_TOKENS = 6  # for more than which codes are unpacked once, where tokens are lanes
 FEW_TOKENS = 24  # tokens; from about here on unpacking for a matrix unit costs less
@@ -104,18 +106,6 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
-    return KernelCallee.named("quantised_take", [take(shape, target)], ("out",))
-
-
-__all__ = [
-    "ROWS",
-    "callee",
-    "few",
-    "grouped_callee",
-    "many",
-    "pack",
-    "parts",
-    "take_callee",
-    "why_not",
-    "why_not_around",
-]
+    return KernelCallee.named(
+        "quantised_take", [rows_body(shape, parts(shape), write_row)], ("out",)
+    )

@@ -29,10 +29,11 @@ from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
+from ..matmul.shape import among
 from .cpu_parts import QUADS, ROWS, STEP, parts
 from .cpu_tokens import Line
 from .shape import NOTHING, Around, QuantisedShape, parameters
-from .words import doubled, gate, moved
+from .words import doubled, moved, surrounded, there
 
 ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
@@ -160,7 +161,35 @@ class Writer:
         raise InternalError("kernels.quantised", f"{type(self).__name__} does nothing")
 
 
-class Decode(Writer):
+class Lines(Writer):
+    """What the Bodies that write lines of tokens share."""
+
+    line: Line
+    lines: Any  # where they go
+    factors: Any  # of their norm
+    around = NOTHING
+    first: Size = 0  # of the tokens at work
+
+    @tile.function
+    def take(self, token: Any) -> None:
+        """A token, step by step."""
+        columns, norm, own = self.shape.columns, self.around.norm, self.first + token
+        squares = None if norm is None else tile.zeros((STEP,))
+        for step in tile.range(columns // STEP):
+            x = tile.load(self.memory["x"], (own, step * STEP), STEP).to(float32)
+            if norm is None:
+                self.line.put(self.lines, token, step, x)
+            else:
+                weight = tile.load(self.memory["norm"], step * STEP, STEP).to(float32)
+                weight = weight + self.around.offset if self.around.offset else weight
+                self.line.put(self.lines, token, step, x * weight)
+                squares = multiply_add(self.target, x, x, squares)
+        if norm is not None:
+            root = tile.sqrt(tile.sum(squares, 0) * (1 / columns) + norm)
+            tile.store(self.factors, token, tile.reciprocal(root))
+
+
+class Decode(Lines):
     """The kernel for any number of tokens, so many at a time."""
 
     def __init__(
@@ -180,7 +209,6 @@ class Decode(Writer):
         self.signed = target.has("dotprod") and not target.has("i8mm")
         super().__init__(shape, target, given, name, self.signed)
         self.most, self.around = max(1, min(most, high(shape.tokens))), around
-        self.first: Size = 0  # of the tokens at work
         self.base: Size = 0  # the first block of a group's rows
         # rows of a block whose products are made at a time: what registers hold beside their codes
         self.rows_at_once = 8 if target.multiplies_by_lane else ROWS
@@ -200,14 +228,17 @@ class Decode(Writer):
         if self.shape.groups > 1:
             for number in tile.range(self.shape.groups):
                 self.base = number * self.blocks
-                start, stop = ends_of(self.shape, self.memory, number)
-                for some in tile.range(start, stop, self.most, bounds=(0, high(tokens) - 1)):
-                    self.some(some, ends, stop)
+                self.all(*ends_of(self.shape, self.memory, number), ends)
         elif high(tokens) > self.most:
-            for some in tile.range(0, tokens, self.most, bounds=(0, high(tokens) - 1)):
-                self.some(some, ends, tokens)
+            self.all(0, tokens, ends)
         else:
             self.some(0, ends, tokens)
+
+    @tile.function
+    def all(self, start: Any, stop: Any, ends: Sequence[Any]) -> None:
+        """Tokens of a group, or all."""
+        for some in tile.range(start, stop, self.most, bounds=(0, high(self.shape.tokens) - 1)):
+            self.some(some, ends, stop)
 
     @tile.function
     def some(self, first: Any, ends: Sequence[Any], stop: Any) -> None:
@@ -230,24 +261,6 @@ class Decode(Writer):
         """The lines of the tokens at work."""
         for token in tile.range(self.tokens, bounds=(0, self.most - 1)):
             self.take(token)
-
-    @tile.function
-    def take(self, token: Any) -> None:
-        """A token, step by step."""
-        columns, norm, own = self.shape.columns, self.around.norm, self.first + token
-        squares = None if norm is None else tile.zeros((STEP,))
-        for step in tile.range(columns // STEP):
-            x = tile.load(self.memory["x"], (own, step * STEP), STEP).to(float32)
-            if norm is None:
-                self.line.put(self.lines, token, step, x)
-            else:
-                weight = tile.load(self.memory["norm"], step * STEP, STEP).to(float32)
-                weight = weight + self.around.offset if self.around.offset else weight
-                self.line.put(self.lines, token, step, x * weight)
-                squares = multiply_add(self.target, x, x, squares)
-        if norm is not None:
-            root = tile.sqrt(tile.sum(squares, 0) * (1 / columns) + norm)
-            tile.store(self.factors, token, tile.reciprocal(root))
 
     # ---- rows -----------------------------------------------------------------------------
 
@@ -282,30 +295,31 @@ class Decode(Writer):
         size = self.rows_at_once
         for part in range(0, ROWS, size):
             row = block * ROWS + part
-            mask = tile.arange(size) + row < shape.rows if shape.rows % ROWS else None
+            mask = there((size,), 0, row, shape.rows)
             for token in tokens:
                 own, at = [next(side) for side in sides], (self.first + token, row)
                 if around.norm is not None:
                     factor = tile.load(self.factors, token)
                     own = [x * factor for x in own]
-                if around.bias:
-                    bias = tile.load(self.memory["bias"], row, size, mask=mask)
-                    own = [own[0] + bias.to(float32)]
-                value = gate(*own) if around.gated else own[0]
-                if around.residual:
-                    before = tile.load(self.memory["residual"], at, size, mask=mask)
-                    value = value + before.to(float32)
+                bias, residual = (
+                    tile.load(self.memory[name], where, size, mask=mask) if wanted else None
+                    for name, where, wanted in (
+                        ("bias", row, around.bias),
+                        ("residual", at, around.residual),
+                    )
+                )
+                value = surrounded(own, bias, residual)
                 self.put(value.to(shape.dtype), self.first + token, block, part, mask)
 
-    @tile.function
     def put(self, value: Any, token: Any, block: Any, row: int, mask: Any) -> None:
         """Write a token's results of a block, from one of its rows on, where they belong."""
-        sizes, first = self.around.results(self.shape), 0
-        for name, size in zip(self.around.names(self.shape), sizes):
-            out, start, last = self.memory[name], (block - first) * ROWS, first + size // ROWS
-            if len(sizes) == 1 or tile.less_equal(first, block) & tile.less(block, last):
-                tile.store(out, (token, start + row), value, mask=mask)
-            first = last
+        starts = [start // ROWS for start in self.around.starts(self.shape)]
+
+        def store(number: int) -> None:
+            at = (token, (block - starts[number]) * ROWS + row)
+            tile.store(self.memory[f"out{number}"], at, value, mask=mask)
+
+        among(block, starts, store)
 
     @tile.function
     def product(self, block: Any, tokens: Sequence[Any]) -> list[Any]:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32
+from ...core.dtype import int32
 from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high
 from ...tile.build import Body
-from .cpu_decode import ALL_SIGNS, Decode, Weights, Writer
+from .cpu_decode import ALL_SIGNS, Decode, Lines, Weights
 from .cpu_parts import QUADS, ROWS, STEP
 from .cpu_tokens import Line
 from .shape import QuantisedShape, parameters
@@ -70,7 +70,7 @@ class Panel(Weights):
         return self.line(name, group)
 
 
-class Take(Writer):
+class Take(Lines):
     """Writes the Body that makes lines of tokens, some for each program."""
 
     def __init__(self, shape: QuantisedShape, target: Target) -> None:
@@ -78,17 +78,16 @@ class Take(Writer):
         line = Line(shape.columns, shape.layout)
         given = [x, ("split", line.memory(shape.tokens, "result"))]
         super().__init__(shape, target, given, "quantised_split")
-        self.line, self.programs = line, ceil_divide(shape.tokens, TAKEN_TOKENS)
+        self.line, self.lines = line, self.memory["split"]
+        self.programs = ceil_divide(shape.tokens, TAKEN_TOKENS)
 
     @tile.function
     def work(self, program: Any) -> None:
-        """Token by token, step by step."""
+        """Token by token."""
         start, last = program * TAKEN_TOKENS, high(self.shape.tokens) - 1
         stop = tile.minimum(start + TAKEN_TOKENS, self.shape.tokens)
         for token in tile.range(start, stop, bounds=(0, last)):
-            for step in tile.range(self.shape.columns // STEP):
-                x = tile.load(self.memory["x"], (token, step * STEP), STEP).to(float32)
-                self.line.put(self.memory["split"], token, step, x)
+            self.take(token)
 
 
 class Many(Decode):

@@ -24,7 +24,7 @@ from ...tile.build import Body
 from .cpu_decode import Writer, ends_of, grouped, multiply_add
 from .cpu_parts import ROWS, STEP, parts
 from .shape import QuantisedShape, parameters
-from .words import shifted
+from .words import shifted, there
 
 NAME = "quantised_prefill"
 TILE = 16
@@ -70,12 +70,6 @@ def panel_blocks(shape: QuantisedShape, target: Target, each: int) -> int:
 
 class Panels(Writer):
     """What the Bodies that unpack panels share."""
-
-    def below(self, start: Any, size: int, limit: Any) -> Any:
-        """Which of start, start + 1, ... are less than a limit; None where all are known to be."""
-        if tile.most(start + size - limit) <= 0:
-            return None
-        return tile.arange(size) + start < limit
 
     def values(self, block: Any, step: Any) -> list[Any]:
         """The weights of 16 rows in 32 columns: a tile of 16 for each column, in float32."""
@@ -203,10 +197,9 @@ class Matrix(Panels):
             if self.depth == 2:
                 sums = self.add(self.two(split, 1, first, depth), above, sums)
         token, row = first * TILE, (self.first + number) * ROWS
+        whole = shape.dtype is float32 and shape.rows % PAIR == 0
         fits = tile.most(token + PAIR - shape.tokens) <= 0
-        if shape.dtype is not float32 or shape.rows % PAIR:
-            self.by_lines(sums, token, row)
-        elif fits or tile.less_equal(token + PAIR, shape.tokens):
+        if whole and (fits or tile.less_equal(token + PAIR, shape.tokens)):
             self.store(self.memory["out0"], sums, token, row)
         else:
             self.by_lines(sums, token, row)
@@ -222,7 +215,7 @@ class Matrix(Panels):
         """Store what there is of 32 tokens by 32 rows."""
         self.store(self.sums, sums, 0, 0)
         shape = self.shape
-        mask = None if shape.rows % PAIR == 0 else self.below(row, PAIR, shape.rows)
+        mask = None if shape.rows % PAIR == 0 else there((PAIR,), 0, row, shape.rows)
         stop = tile.minimum(shape.tokens - token, PAIR)
         for line in tile.range(stop, bounds=(0, PAIR - 1)):
             value = tile.load(self.sums, (line, 0), PAIR).to(shape.dtype)
@@ -281,7 +274,7 @@ class Vectors(Panels):
             xs = [tile.load(self.memory["x"], (t, depth)).to(float32) for t in tokens]
             sums = [multiply_add(self.target, x, line, total) for x, total in zip(xs, sums)]
         row = self.first * ROWS
-        mask = None if shape.outputs % wide == 0 else self.below(row, wide, shape.outputs)
+        mask = there((wide,), 0, row, shape.outputs)
         for token, total in zip(tokens, sums):
             tile.store(self.memory["out0"], (token, row), total.to(shape.dtype), mask=mask)
 

@@ -1,22 +1,14 @@
-"""Rows of quantised weights by number, on CPUs: what an embedding is.
-
-A program has a token; it reads the words of its row's lane, quad by quad, and multiplies in the
-order of `Format.unpack`, so that values are the Format's own bit for bit. Invariant: ids are
-within the rows.
-"""
+"""Writes a row of quantised weights on a CPU: the words of its lane, quad by quad; see `take`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32
-from ...core.target import Target
-from ...ir.types import Memory
-from ...tile.build import Body, BodyBuilder
+from ...core.dtype import float32
 from .cpu_decode import Weights
-from .cpu_parts import QUADS, ROWS, STEP, parts
-from .shape import QuantisedShape, constants
+from .cpu_parts import QUADS, ROWS, STEP
+from .shape import QuantisedShape
 from .words import doubled, moved, shifted
 
 
@@ -42,29 +34,15 @@ class Lane(Weights):
         return tile.load(self.memory[name], (*index, self.lane))
 
 
-def take(shape: QuantisedShape, target: Target, name: str = "quantised_take") -> Body:
-    """The kernel; parameters are ids, the parts and the result (tokens, columns)."""
-    given = [
-        ("ids", Memory((shape.tokens,), int32)),
-        *constants(parts(shape)),
-        ("out", Memory((shape.tokens, shape.columns), shape.dtype, use="result")),
-    ]
-    b = BodyBuilder(name, given)
-    with tile.into(b):
-        write_row(shape, {p.attrs["name"]: tile.memory(p) for p in b.parameters})
-    return b.finish((shape.tokens,))
-
-
 @tile.function
-def write_row(shape: QuantisedShape, memory: dict[str, Any]) -> None:
-    """The row that a token names, step by step."""
-    token, rows = tile.grid(shape.tokens), Lane(shape, memory)
-    number = tile.load(memory["ids"], token).to(tile.i64)
-    row = tile.hold(number, "row", (0, shape.rows - 1))
+def write_row(shape: QuantisedShape, memory: dict[str, Any], row: Any, out: Any) -> dict[str, Any]:
+    """A row of the weights, step by step."""
+    rows = Lane(shape, memory)
     block, rows.lane = row // ROWS, row % ROWS
     for step in tile.range(shape.columns // STEP):
         values = values_of(rows, block, step).to(shape.dtype)
-        tile.store(memory["out"], (token, step * STEP), values)
+        tile.store(out, step * STEP, values)
+    return {}
 
 
 def values_of(rows: Lane, block: Any, step: Any) -> Any:

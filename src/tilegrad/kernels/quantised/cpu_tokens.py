@@ -80,10 +80,9 @@ class Line:
 
     # ---- reading ----------------------------------------------------------------------------
 
-    def words(self, lines: Any, row: Any, part: int, index: Any, count: int | None = None) -> Any:
+    def words(self, lines: Any, row: Any, part: int, index: Any, count: Any = ()) -> Any:
         """A word of four columns of the high or the low bytes, or several."""
-        at = (row, part * self.columns // 4 + index)
-        return tile.load(lines, at) if count is None else tile.load(lines, at, count)
+        return tile.load(lines, (row, part * self.columns // 4 + index), count)
 
     def scale(self, lines: Any, row: Any, step: Any) -> Any:
         """The scale of a step."""

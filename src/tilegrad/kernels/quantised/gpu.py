@@ -1,7 +1,7 @@
 """Quantised products on GPUs: which kernel a shape gets; see `shape` for the functions.
 
 One token goes to `gpu_rows`. Where the Target's matrix units run beside the threads and codes have
-4 bits, up to 8 go to `gpu_warps` and up to MOST_PACKED to `gpu_packed`; others up to FEW_TOKENS to
+4 bits, up to 8 go to `gpu_warps` and up to 256 to `gpu_packed`; others up to FEW_TOKENS to
 `gpu_rows` too, more of them to `gpu_matrix`. More than `many` unpack their weights first. At the
 level `invariant` all go to `gpu_matrix` by one Plan. Invariant: what a Target can run is decided by
 its facts alone, and the Plan by the shape.
@@ -14,32 +14,33 @@ from typing import Any
 
 from ...core.config import invariant
 from ...core.dtype import DType
-from ...core.errors import InternalError
 from ...core.format import Format
 from ...core.target import Target
 from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from . import gpu_packed, gpu_warps
-from .gpu_layout import ROWS, groups_of, pack, parts
-from .gpu_matrix import MatrixPlan, many_tokens
+from .gpu_layout import ROWS, groups_of, parts
+from .gpu_layout import pack as pack
+from .gpu_matrix import MatrixKernel, MatrixPlan
 from .gpu_packed import PackedMatmul, PackedPlan
 from .gpu_rows import RowsKernel, RowsPlan, shared_bytes
-from .gpu_take import take, unpack
+from .gpu_take import write_row
 from .gpu_warps import WarpsKernel, WarpsPlan
 from .layout import LAYOUTS
 from .shape import NOTHING, Around, QuantisedShape
+from .take import rows_body
 
 Plan = RowsPlan | WarpsPlan | MatrixPlan | PackedPlan
 
-KERNELS: dict[Any, Any] = {
+KERNELS: dict[type[Plan], Any] = {
     PackedPlan: PackedMatmul,
     WarpsPlan: WarpsKernel,
     RowsPlan: RowsKernel,
+    MatrixPlan: MatrixKernel,
 }
 CORES = 128  # that tiles are to suffice for
 MANY = 32  # tokens from which weights that are not packed are unpacked before a product
-MOST_PACKED = 256  # tokens that packed weights are multiplied with
 FEW_TOKENS = 8  # tokens that byte products take faster than matrix units
 
 
@@ -101,26 +102,14 @@ def many(form: Format, rows: int, dtype: DType, target: Target) -> int:
     if form.name not in LAYOUTS:
         return MANY
     one = QuantisedShape(form, rows, form.block, 2, dtype)
-    return MOST_PACKED + 1 if is_packed(one, target) else MANY
-
-
-def is_packed(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> bool:
-    """Whether matrix units beside the threads take this."""
-    some = 1 < high(shape.tokens) <= MOST_PACKED and not invariant()
-    return some and not gpu_packed.why_not(shape, target, around)
-
-
-def is_for_warps(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> bool:
-    """Whether the matrix units of warps take this."""
-    some = high(shape.tokens) > 1 and not invariant()
-    return some and not gpu_warps.why_not(shape, target, around)
+    return MANY if gpu_packed.why_not(one, target) else gpu_packed.MOST_PACKED + 1
 
 
 def plans_for(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> Sequence[Plan]:
     """Plans for a product with what is around it, the best first."""
-    if is_for_warps(shape, target, around):
+    if not gpu_warps.why_not(shape, target, around):
         return [gpu_warps.plan_of(shape, around, target)]
-    if is_packed(shape, target, around):
+    if not gpu_packed.why_not(shape, target, around):
         return gpu_packed.plans(shape, around, target)
     return [rows_plan(shape) if are_few(shape, target) else matrix_plan(shape)]
 
@@ -129,11 +118,7 @@ def body_of(
     shape: QuantisedShape, plan: Plan, name: str = "quantised_matmul", around: Around = NOTHING
 ) -> Body:
     """The kernel of a Plan; parameters in the order of `Around`."""
-    if not isinstance(plan, MatrixPlan):
-        return KERNELS[type(plan)](shape, plan, name, around).build()
-    if around != NOTHING:
-        raise InternalError("kernels.quantised", f"{plan} takes nothing around a product: {around}")
-    return many_tokens(shape, plan, name)
+    return KERNELS[type(plan)](shape, plan, name, around).build()
 
 
 def callee(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> KernelCallee:
@@ -146,15 +131,13 @@ def callee(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> K
 
 def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
     """The product of groups: x, a list of blocks and the parts to (tokens, rows of a group)."""
-    body = many_tokens(shape, matrix_plan(shape, block), "grouped_quantised")
+    body = body_of(shape, matrix_plan(shape, block), "grouped_quantised")
     return KernelCallee.named("grouped_quantised", [body], ("out0",))
 
 
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
     """Why a product is not computed with what is around it; '' where it is."""
-    if is_for_warps(shape, target, around) or is_packed(shape, target, around):
-        return ""
-    if is_packed(shape, target):
+    if not gpu_packed.why_not(shape, target):
         return gpu_packed.why_not(shape, target, around)
     if not are_few(shape, target):
         return f"more than {FEW_TOKENS} tokens, or too many columns"
@@ -163,25 +146,13 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
-    return KernelCallee.named("quantised_take", [take(shape)], ("out",))
+    return KernelCallee.named(
+        "quantised_take", [rows_body(shape, parts(shape), write_row)], ("out",)
+    )
 
 
 def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """All rows: the parts to (rows, columns)."""
-    return KernelCallee.named("quantised_unpack", [unpack(shape)], ("out",))
-
-
-__all__ = [
-    "ROWS",
-    "body_of",
-    "callee",
-    "grouped_callee",
-    "many",
-    "pack",
-    "parts",
-    "plans_for",
-    "take_callee",
-    "unpack_callee",
-    "why_not",
-    "why_not_around",
-]
+    return KernelCallee.named(
+        "quantised_unpack", [rows_body(shape, parts(shape), write_row, numbered=False)], ("out",)
+    )

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32
 from ...core.errors import InternalError
 from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body, BodyBuilder
+from ..matmul.shape import among
 from .gpu_layout import ROWS, Groups, groups_of, parts
 from .shape import Around, QuantisedShape, parameters
-from .words import gate, there
+from .words import surrounded, there
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,17 @@ class AroundKernel:
         self.shape, self.plan, self.around = shape, plan, around
         self.layout, self.groups = shape.layout, groups_of(shape)
         self.sides = 2 if around.gated else 1
+        self.quick = shape.dtype.bits < 32  # whether an approximation will do
         self.each = plan.rows // self.sides  # rows of a side in a program
         self.results = sum(around.results(shape))
         self.rows = round_up(self.results, ROWS)
         self.turns = ceil_divide(self.groups, plan.groups)
         uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
-        if self.rows % self.each or uneven or not self.fits():
+        if self.rows % self.each or uneven:
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
-        self.weights = Groups(shape, [self.memory[n] for n, _, _ in parts(shape)])
-        self.limit = self.groups if self.groups % plan.groups else None
-
-    def fits(self) -> bool:
-        """Whether there is a Body with this Plan."""
-        return True
+        self.weights = Groups(shape, self.memory)
 
     def work(self) -> None:
         """All that a program does."""
@@ -79,14 +75,12 @@ class AroundKernel:
 
     def rows_there(self) -> Any:
         """Which rows of a program there are; None for all."""
-        if self.rows == self.results:
-            return None
         return there((self.each,), 0, self.row, self.results)
 
     def load(self, group: Any) -> list[Any]:
         """The weights of a turn, side by side."""
         groups, rows = self.plan.groups, [self.row + side * self.rows for side in range(self.sides)]
-        return [x for r in rows for x in self.weights.load(r, group, self.each, groups, self.limit)]
+        return [x for r in rows for x in self.weights.load(r, group, self.each, groups)]
 
     def load_bias(self) -> Any:
         """The bias of the program's rows; None where there is none."""
@@ -94,20 +88,13 @@ class AroundKernel:
             return None
         return tile.load(self.memory["bias"], self.row, self.each, mask=self.rows_there())
 
-    def surrounded(self, sides: Sequence[Any], bias: Any, residual: Any) -> Any:
-        """Results with what is around them."""
-        value = sides[0] if bias is None else sides[0] + bias.to(float32)
-        if self.around.gated:
-            value = gate(value, sides[1], self.shape.dtype.bits < 32)
-        return value if residual is None else value + residual.to(float32)
+    def put(self, token: int, sides: Sequence[Any], bias: Any, residual: Any, mask: Any) -> None:
+        """Rows from a token on, with what is around them, into the result that has them."""
+        value = surrounded(sides, bias, residual, self.quick).to(self.shape.dtype)
+        starts = self.around.starts(self.shape)
 
-    @tile.function
-    def put(self, token: int, value: Any, mask: Any, number: int = 0) -> None:
-        """Rows from a token on into the result that has them, from a result on."""
-        sizes, out = self.around.results(self.shape), self.memory[f"out{number}"]
-        first = sum(sizes[:number])
-        row = self.row if not number else tile.maximum(self.row - first, 0)
-        if number + 1 == len(sizes) or tile.less(self.row, first + sizes[number]):
-            tile.store(out, (self.token + token, row), value, mask=mask)
-        else:
-            self.put(token, value, mask, number + 1)
+        def store(number: int) -> None:
+            row = tile.maximum(self.row - starts[number], 0) if number else self.row
+            tile.store(self.memory[f"out{number}"], (self.token + token, row), value, mask=mask)
+
+        among(self.row, starts, store)

@@ -184,21 +184,19 @@ def _scales(shape: QuantisedShape, fields: dict[str, Array], n: int) -> dict[str
 class Groups:
     """Loads groups of some rows in a kernel and takes them apart; Tiles are (rows, groups, 1)."""
 
-    def __init__(self, shape: QuantisedShape, memories: Sequence[Any]) -> None:
+    def __init__(self, shape: QuantisedShape, memory: dict[str, Any]) -> None:
         self.x, self.words = shape.layout, words_of(shape.layout)
-        self.memories = {name: m for (name, _, _), m in zip(parts(shape), memories)}
+        self.memories = {name: memory[name] for name, _, _ in parts(shape)}
 
-    def load(
-        self, row: Any, group: Any, rows: int, groups: int, limit: int | None = None
-    ) -> list[Any]:
-        """All there is of rows and groups from a row and a group on, as it lies; 0 for groups
-        from `limit` on."""
+    def load(self, row: Any, group: Any, rows: int, groups: int) -> list[Any]:
+        """All there is of rows and groups from a row and a group on, as it lies; 0 past the last
+        group."""
         made = []
         for name, memory in self.memories.items():
             if name == "codes":
                 words, first = self.words, group * self.words
                 shape: tuple[int, ...] = (rows, groups * words)
-                inside = self.inside(first, shape, limit and limit * words)
+                inside = there(shape, 1, first, memory.shape[2])
                 for plane in range(memory.shape[1]):
                     found = tile.load(memory, (row, plane, first), shape, axes=(0, 2), mask=inside)
                     made.append(tile.reshape(found, (rows, groups, words)))
@@ -206,13 +204,9 @@ class Groups:
             each = BLOCK if name == "scales" and self.x.two_levels else 1
             more = memory.shape[2:]
             first, shape = group // each, (rows, max(1, groups // each), *more)
-            inside = self.inside(first, shape, limit and limit // each)
+            inside = there(shape, 1, first, memory.shape[1])
             made.append(tile.load(memory, (row, first, *(0 for _ in more)), shape, mask=inside))
         return made
-
-    def inside(self, first: Any, shape: tuple[int, ...], limit: int | None) -> Any:
-        """Which groups (the second axis) are below a limit; None for all."""
-        return None if limit is None else there(shape, 1, first, limit)
 
     def named(self, loaded: Sequence[Any]) -> dict[str, list[Any]]:
         """What `load` gave, by name: of codes a Tile for each of their planes."""

@@ -23,17 +23,15 @@ from ...core.errors import InternalError
 from ...ir.symbol import ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ..grouped import COLUMNS, FIRST, LAST, most_blocks
-from ..grouped import GROUP as GROUP_OF
-from ..matmul.wide_grouped import listed
+from ..grouped import COLUMNS, block_at, listed, most_blocks
 from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, parts
-from .shape import QuantisedShape, parameters
+from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import and_masks, there
 
 
 @dataclass(frozen=True)
 class MatrixPlan:
-    """Choices of `many_tokens`."""
+    """Choices of `MatrixKernel`."""
 
     tokens: int = 64  # of a tile
     rows: int = 128
@@ -42,90 +40,81 @@ class MatrixPlan:
     block: int = 0  # tokens of a block of a group, at most those of a tile; 0: there is one group
 
 
-def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_matrix") -> Body:
-    """The kernel: x (tokens, columns), the parts, out (tokens, rows)."""
-    rows = round_up(shape.outputs, ROWS)
-    if BLOCK % plan.groups or rows % plan.rows:
-        raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
-    given = parameters(shape, parts(shape))
-    if plan.block:
-        most = most_blocks(shape.tokens, shape.groups, plan.block)
-        given.insert(1, ("blocks", Memory((1 + most, COLUMNS), int32)))
-    b = BodyBuilder(name, given)
-    with tile.into(b):
-        grid = multiply(shape, plan, *map(tile.memory, b.parameters))
-    return b.finish(grid, warps=plan.warps, level="placed")
+class MatrixKernel:
+    """The kernel: x (tokens, columns), a list of blocks if there is one, the parts, out0 (tokens,
+    rows)."""
 
+    def __init__(
+        self, shape: QuantisedShape, plan: MatrixPlan, name: str, around: Around = NOTHING
+    ) -> None:
+        self.shape, self.plan, rows = shape, plan, round_up(shape.outputs, ROWS)
+        if BLOCK % plan.groups or rows % plan.rows or around != NOTHING:
+            raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
+        self.across, self.down = rows // plan.rows, ceil_divide(shape.tokens, plan.tokens)
+        given = parameters(shape, parts(shape))
+        if plan.block:
+            self.down = most_blocks(shape.tokens, shape.groups, plan.block)
+            given.insert(1, ("blocks", Memory((1 + self.down, COLUMNS), int32)))
+        self.b = BodyBuilder(name, given)
+        self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
+        self.weights = Groups(shape, self.memory)
 
-@tile.function
-def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tuple[Any, Any]:
-    """A tile of tokens by rows, or of a block of a list; gives the grid."""
-    across = round_up(shape.outputs, ROWS) // plan.rows
-    if not plan.block:
-        grid = (across, ceil_divide(shape.tokens, plan.tokens))
-        number, tokens = tile.grid(*grid)
-        first = tokens * plan.tokens
-        one_tile(shape, plan, x, rest, number * plan.rows, 0, first, shape.tokens)
-    else:
-        blocks, *others = rest
-        grid = (across, most_blocks(shape.tokens, shape.groups, plan.block))
-        number, block = tile.grid(*grid)
+    def build(self) -> Body:
+        """A program has a tile of tokens by rows, or of a block of a list."""
+        grid = (self.across, self.down)
+        with tile.into(self.b):
+            number, at = tile.grid(*grid)
+            (self.of_block if self.plan.block else self.of_all)(number * self.plan.rows, at)
+        return self.b.finish(grid, warps=self.plan.warps, level="placed")
+
+    def of_all(self, column: Any, at: Any) -> None:
+        """Some of all tokens."""
+        self.work(column, 0, at * self.plan.tokens, self.shape.tokens)
+
+    @tile.function
+    def of_block(self, column: Any, block: Any) -> None:
+        """The tokens of a block, if there is one."""
+        blocks, shape = self.memory["blocks"], self.shape
         tile.grid_dependency_wait()
-        wide = high(shape.tokens)
-        if tile.less(block, listed(blocks, 0, 0, high(grid[1]))):
-            own = listed(blocks, GROUP_OF, block + 1, shape.groups - 1) * shape.outputs
-            first, stop = (listed(blocks, what, block + 1, wide) for what in (FIRST, LAST))
-            one_tile(shape, plan, x, others, number * plan.rows, own, first, stop)
-    return grid
+        if tile.less(block, listed(blocks, 0, 0, high(self.down))):
+            group, first, stop = block_at(blocks, block, shape.groups, high(shape.tokens))
+            self.work(column, group * shape.outputs, first, stop)
+
+    @tile.function
+    def work(self, column: Any, own: Any, token: Any, stop: Any) -> None:
+        """Step by step along the columns, then write. `own` is the first row of a group's
+        weights."""
+        plan, shape = self.plan, self.shape
+        row, last = own + column, groups_of(shape) - plan.groups
+        while last * GROUP >= shape.columns:
+            last -= plan.groups  # groups that are there for their number alone
+        loaded = self.weights.load(row, 0, plan.rows, plan.groups)
+        # the launch after this one begins when it ends: programs that wait would take its place
+        if not plan.block:
+            tile.grid_dependency_wait()
+        total = tile.zeros((plan.tokens, plan.rows))
+        left = self.load_input(token, stop, 0)
+        for group in tile.range(0, last + 1, plan.groups):
+            at = tile.minimum(group + plan.groups, last)
+            ahead = self.load_input(token, stop, at)
+            following = self.weights.load(row, at, plan.rows, plan.groups)
+            total = tile.dot(left, self.values(loaded).T, total)
+            left, loaded = ahead, following
+        mask = inside((plan.tokens, plan.rows), token, stop, column, shape.outputs)
+        tile.store(self.memory["out0"], (token, column), total.to(shape.dtype), mask=mask)
+
+    def load_input(self, token: Any, stop: Any, group: Any) -> Any:
+        """A step of x, 0 past its ends."""
+        size = (self.plan.tokens, self.plan.groups * GROUP)
+        mask = inside(size, token, stop, group * GROUP, self.shape.columns)
+        return tile.load(self.memory["x"], (token, group * GROUP), size, mask=mask)
+
+    def values(self, loaded: Sequence[Any]) -> Any:
+        """Weights (rows, columns) of a step, rounded to the dtype of x."""
+        found = self.weights.values(loaded, once=True)
+        return as_columns([value.to(self.shape.dtype) for value in found])
 
 
-@tile.function
-def one_tile(
-    shape: QuantisedShape,
-    plan: MatrixPlan,
-    x: Any,
-    rest: Sequence[Any],
-    column: Any,
-    own: Any,
-    token: Any,
-    stop: Any,
-) -> None:
-    """Step by step along the columns, then write. `own` is the first row of a group's weights."""
-    *given, out = rest
-    weights, row, last = Groups(shape, given), own + column, groups_of(shape) - plan.groups
-    while last * GROUP >= shape.columns:
-        last -= plan.groups  # groups that are there for their number alone
-    loaded = weights.load(row, 0, plan.rows, plan.groups)
-    # the launch after this one begins when it ends: programs that wait would take its place
-    if not plan.block:
-        tile.grid_dependency_wait()
-    total = tile.zeros((plan.tokens, plan.rows))
-    left = load_input(shape, plan, x, token, stop, 0)
-    for group in tile.range(0, last + 1, plan.groups):
-        at = tile.minimum(group + plan.groups, last)
-        ahead = load_input(shape, plan, x, token, stop, at)
-        following = weights.load(row, at, plan.rows, plan.groups)
-        total = tile.dot(left, values(weights, loaded, shape.dtype).T, total)
-        left, loaded = ahead, following
-    mask = inside((plan.tokens, plan.rows), token, stop, column, shape.outputs, ROWS)
-    tile.store(out, (token, column), total.to(shape.dtype), mask=mask)
-
-
-def load_input(
-    shape: QuantisedShape, plan: MatrixPlan, x: Any, token: Any, stop: Any, group: Any
-) -> Any:
-    """A step of x, 0 past its ends."""
-    size = (plan.tokens, plan.groups * GROUP)
-    mask = inside(size, token, stop, group * GROUP, shape.columns, size[1])
-    return tile.load(x, (token, group * GROUP), size, mask=mask)
-
-
-def inside(size: tuple[int, int], token: Any, stop: Any, column: Any, limit: int, step: int) -> Any:
-    """Which tokens and columns of a tile there are; of columns all, where steps fill the limit."""
-    rows = None if isinstance(stop, int) and stop % size[0] == 0 else there(size, 0, token, stop)
-    return and_masks(rows, None if limit % step == 0 else there(size, 1, column, limit))
-
-
-def values(weights: Groups, loaded: Sequence[Any], dtype: Any) -> Any:
-    """Weights (rows, columns) of a step, rounded to the dtype of x."""
-    return as_columns([value.to(dtype) for value in weights.values(loaded, once=True)])
+def inside(size: tuple[int, int], token: Any, stop: Any, column: Any, limit: int) -> Any:
+    """Which tokens and columns of a tile there are; None for all."""
+    return and_masks(there(size, 0, token, stop), there(size, 1, column, limit))

@@ -27,30 +27,37 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import tile
+from ...core.config import invariant
 from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import BodyBuilder
-from ..matmul.plan import CLUSTERS
-from ..matmul.shape import Operands, WidePlan, among, box, exchanged, first_wrong, staged_rooms
+from ..matmul.plan import (
+    CLUSTERS,
+    FEW_IDLE,
+    FEW_MEMORY_SECONDS,
+    FEW_SHARE,
+    FEW_TOKEN,
+    NORM,
+    most_stages,
+)
+from ..matmul.shape import Operands, WidePlan, among, box, first_wrong
 from ..matmul.wide import WideMatmul
 from .gpu_layout import BLOCK, GROUP, bytes_of, halves, parts, words_of
 from .shape import NOTHING, Around, QuantisedShape, parameters
-from .words import gate, there
+from .words import and_masks, surrounded, there
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
 MOST_WIDE = {1: 256, 2: 256, 3: 64, 4: 64}  # columns of accumulators, by consumers
-MOST_TOKENS = 128  # of a tile
-MOST_STAGES, SPARE_BYTES = 16, 2048  # spare: where places begin, the ring's barriers
+MOST_TOKENS, MOST_PACKED = 128, 256  # of a tile, of a product
+MOST_STAGES, SPARE_BYTES = 16, 512  # spare: where places begin
 SWIZZLED_BYTES = 1024  # a swizzled place begins at a multiple
-READ_SHARE, IDLE, NORM = 0.98, 0.15, 3.7
 CACHE_RATE = 5.5e12  # bytes/s from L2 to all cores
 UNPACK_SECONDS = 2.4e-11  # of a weight on one core: 3 instructions and what they wait for
 FEW_CONSUMERS = 2.6  # accumulators below which threads wait for one another
 RATE = 0.8  # of the peak, of products with an operand in registers
-MEMORY_SECONDS = 1.2e-6  # until what is asked for is there
-START_SECONDS, SPLIT_SECONDS, TOKEN_SECONDS = 2.0e-6, 0.7e-6, 1e-8
+START_SECONDS, SPLIT_SECONDS = 2.0e-6, 0.7e-6
 # Digits are made numbers: of bfloat16 as they are, subnormal; of float16 as last bits of ABOVE
 BASE, ABOVE = {bfloat16: 0, float16: 0x6400}, {bfloat16: 0.0, float16: 1024.0}
 POWER = {bfloat16: 126, float16: 0}  # of 2, that makes the last bit 2 ** -UNIT
@@ -93,6 +100,8 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
     """Why no Plan takes a product; '' where one does."""
     x, sizes = shape.layout, around.results(shape)
     wrong = [
+        (not 1 < high(shape.tokens) <= MOST_PACKED, f"2 to {MOST_PACKED} tokens"),
+        (invariant(), "invariant: any number of tokens by one kernel"),
         (not target.asynchronous_units, "no matrix units that run beside the threads"),
         (shape.dtype not in POWER, "tokens of 16 bits"),
         (x.planes != (4,) or x.two_levels or x.doubled, "codes of 4 bits"),
@@ -139,7 +148,7 @@ def _plan(
     programs = tiles * split if split > 1 else min(target.cores, tiles)
     plan = PackedPlan(
         (64 * halves * products, wide, DEPTH),
-        0,
+        MOST_STAGES,
         programs,
         1,
         staged,
@@ -148,12 +157,11 @@ def _plan(
         early=programs <= target.cores,
         ways=ways,
     )
-    out = staged_rooms(operands_of(shape, around), plan) * 64 * halves * staged * shape.dtype.size
     shares = 64 * halves * products * wide * (ways - 1) * 4
     if ways > 1:  # two barriers of each half follow, and then a swizzled place
         shares = round_up(shares + 2 * 8 * halves, SWIZZLED_BYTES)
-    room = target.memories["shared"].bytes - out - shares - exchanged(plan) - SPARE_BYTES
-    stages = min(MOST_STAGES, room // step_bytes(shape, plan))
+    others, step = shares + SPARE_BYTES, step_bytes(shape, plan)
+    stages = most_stages(operands_of(shape, around), plan, target, others, step)
     if stages >= 2:
         yield replace(plan, stages=stages)
 
@@ -168,15 +176,15 @@ def expected(shape: QuantisedShape, around: Around, plan: PackedPlan, target: Ta
     steps = rounds * -(-shape.columns // depth // split)
     moved = bytes_of(shape) + tokens * (shape.columns + sum(results)) * shape.dtype.size
     busy = min(tiles * split / rounds, target.cores)
-    memory = moved / (READ_SHARE * target.peak_bytes()) * (target.cores / busy) ** IDLE
+    memory = moved / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
     through = tiles * split * steps / rounds * step_bytes(shape, plan) / CACHE_RATE
     consumers = rows // 64 * plan.ways  # times the accumulators of each
     unpack = steps * rows * depth * UNPACK_SECONDS * max(1.0, FEW_CONSUMERS / consumers)
     product = steps * 2 * rows * wide * depth / (RATE * target.peak_flops(bfloat16) / target.cores)
     weights = step_bytes(shape, plan) - wide * depth * shape.dtype.size
-    ahead = moved / (plan.programs * plan.stages * weights) * MEMORY_SECONDS
+    ahead = moved / (plan.programs * plan.stages * weights) * FEW_MEMORY_SECONDS
     seconds = sum(t**NORM for t in (memory, through, ahead, unpack, product)) ** (1 / NORM)
-    seconds += START_SECONDS + rounds * wide * TOKEN_SECONDS
+    seconds += START_SECONDS + rounds * wide * FEW_TOKEN
     return seconds + (split - 1) * SPLIT_SECONDS
 
 
@@ -281,19 +289,13 @@ class PackedMatmul(WideMatmul):
     def surrounded(self, *given: Any) -> Any:
         """A piece of the results with what is around it."""
         *pieces, (_, row, column) = given
-        value = pieces[0]
-        wide = value.shape[1]
+        bias, residual, size = None, None, pieces[0].shape[::-1]
         if self.bias is not None:
-            bias = tile.load(self.bias, row, 64, mask=there((64,), 0, row, self.x.m))
-            value = value + tile.broadcast(bias.to(float32)[:, None], value.shape)
-        if self.around.gated:
-            value = gate(value, pieces[1], quick=True)
+            bias = tile.load(self.bias, row, 64, mask=there((64,), 0, row, self.x.m))[:, None]
         if self.residual is not None:
-            size = (wide, 64)
-            mask = there(size, 0, column, self.x.n) & there(size, 1, row, self.x.m)
-            added = tile.load(self.residual, (column, row), size, mask=mask)
-            value = value + added.to(float32).T
-        return value
+            mask = and_masks(there(size, 0, column, self.x.n), there(size, 1, row, self.x.m))
+            residual = tile.load(self.residual, (column, row), size, mask=mask).T
+        return surrounded(pieces, bias, residual, quick=True)
 
     def write(self, own: int, count: Any, totals: Sequence[Any]) -> None:
         """The first consumer of some rows adds up the parts of all of them and brings them out."""
@@ -322,8 +324,7 @@ class PackedMatmul(WideMatmul):
     def write_sums(self, own: int, count: Any, where: Any, sums: Sequence[Any]) -> None:
         """To the result that has the tile's rows."""
         batch, row, column = where
-        sizes = self.around.results(self.shape)
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        sizes, starts = self.around.results(self.shape), self.around.starts(self.shape)
 
         def write(number: int) -> None:
             self.c = self.results[number]

@@ -30,7 +30,7 @@ from ...ir.symbol import high, round_up
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, groups_of, halves_of, one, order
 from .shape import Around, QuantisedShape
-from .words import BYTES, and_masks
+from .words import BYTES, and_masks, there
 
 MOST_INTEGER = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
 MAGIC = 12582912.0 + 128.0  # 1.5 * 2 ** 23: adding it leaves an integer in the low bits
@@ -66,10 +66,6 @@ class RowsKernel(AroundKernel):
         super().__init__(shape, plan, name, around)
         self.tokens = min(plan.tokens, high(shape.tokens))
 
-    def fits(self) -> bool:
-        """Whether whole warps share the groups."""
-        return self.plan.groups % 32 == 0
-
     @tile.function
     def work(self) -> None:
         """Ask for weights, wait, multiply turn by turn, write: sums are of a token for each side
@@ -97,7 +93,8 @@ class RowsKernel(AroundKernel):
         wide = rounded_groups(self.shape, self.plan) * GROUP
         self.norm = None
         if self.around.norm is not None:
-            self.norm = tile.load(self.memory["norm"], 0, wide, mask=self.columns_there(wide))
+            mask = there((wide,), 0, 0, self.shape.columns)
+            self.norm = tile.load(self.memory["norm"], 0, wide, mask=mask)
         self.bias = self.load_bias()
 
     def load_residual(self, token: int) -> Any:
@@ -108,10 +105,6 @@ class RowsKernel(AroundKernel):
         return tile.load(
             self.memory["residual"], (self.token + token, self.row), self.each, mask=mask
         )
-
-    def columns_there(self, wide: int) -> Any:
-        """Which columns there are; None for all."""
-        return None if wide == self.shape.columns else tile.arange(wide) < self.shape.columns
 
     def token_there(self, token: int, size: int, mask: Any) -> Any:
         """A mask, where a token of the program is there."""
@@ -149,7 +142,7 @@ class RowsKernel(AroundKernel):
     def load_inputs(self, token: int, groups: int) -> Any:
         """All of a token, 0 past its end, as (groups, 32); times the weights of a norm."""
         wide, shape = groups * GROUP, (groups, GROUP)
-        mask = self.token_there(token, wide, self.columns_there(wide))
+        mask = self.token_there(token, wide, there((wide,), 0, 0, self.shape.columns))
         values = tile.load(self.memory["x"], (self.token + token, 0), wide, mask=mask).to(float32)
         if self.norm is None:
             return tile.reshape(values, shape)
@@ -235,10 +228,8 @@ class RowsKernel(AroundKernel):
             mask = self.token_there(token, self.each, rows)
             own = whole[token * self.sides : (token + 1) * self.sides]
             if (root := self.divisors[token]) is not None:
-                quick = self.shape.dtype.bits < 32
-                own = [tile.quick_divide(x, root) if quick else x / root for x in own]
-            value = self.surrounded(own, self.bias, self.residuals[token])
-            self.put(token, value.to(self.shape.dtype), mask)
+                own = [tile.quick_divide(x, root) if self.quick else x / root for x in own]
+            self.put(token, own, self.bias, self.residuals[token], mask)
 
     def roots(self, token: int) -> Any:
         """The root of a token's mean square, for each row; None where there is no norm."""

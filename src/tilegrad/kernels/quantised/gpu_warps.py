@@ -66,10 +66,6 @@ class WarpsKernel(AroundKernel):
         self.stages = min(plan.stages, self.turns)
         self.steps = plan.groups // (4 * plan.warps)  # of a warp in a turn
 
-    def fits(self) -> bool:
-        """Whether turns are whole."""
-        return self.groups % self.plan.groups == 0
-
     @tile.function
     def work(self) -> None:
         """Ask for weights, wait, multiply turn by turn, write."""
@@ -112,18 +108,9 @@ class WarpsKernel(AroundKernel):
 
     def load_inputs(self, group: Any) -> Any:
         """x of a turn, 0 past its ends."""
-        size, first = (self.tokens, self.chunk), group * GROUP
-        mask = self.tokens_there(size)
-        if self.shape.columns % self.chunk:
-            mask = and_masks(mask, there(size, 1, first, self.shape.columns))
+        size, first, shape = (self.tokens, self.chunk), group * GROUP, self.shape
+        mask = and_masks(there(size, 0, 0, shape.tokens), there(size, 1, first, shape.columns))
         return tile.load(self.memory["x"], (0, first), size, mask=mask)
-
-    def tokens_there(self, size: tuple[int, int]) -> Any:
-        """Which of some tokens there are; None for all."""
-        tokens = self.shape.tokens
-        if isinstance(tokens, int) and tokens == size[0]:
-            return None
-        return there(size, 0, None, tokens)
 
     def lay_down(self, x: Any, room: Any) -> None:
         """x of a turn into shared memory: of 128 columns, the runs of 8 that meet a word."""
@@ -175,9 +162,8 @@ class WarpsKernel(AroundKernel):
 
     def mask_of(self, size: tuple[int, int]) -> Any:
         """Which results there are; None for all."""
-        rows = self.rows_there()
-        rows = rows if rows is None else tile.broadcast(rows[None, :], size)
-        return and_masks(self.tokens_there(size), rows)
+        rows = there(size, 1, self.row, self.results)
+        return and_masks(there(size, 0, 0, self.shape.tokens), rows)
 
     def write_sums(self, added: Any) -> None:
         """Sum over the warps, do what is around and write."""
@@ -191,5 +177,4 @@ class WarpsKernel(AroundKernel):
             while len(parts) > 1:
                 parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
             whole.append(parts[0])
-        value = self.surrounded(whole, self.load_bias(), added)
-        self.put(0, value.to(self.shape.dtype), self.mask_of(size))
+        self.put(0, whole, self.load_bias(), added, self.mask_of(size))

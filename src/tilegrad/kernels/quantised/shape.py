@@ -97,6 +97,11 @@ class Around:
         """Rows of each result."""
         return self.splits or (shape.outputs // (2 if self.gated else 1),)
 
+    def starts(self, shape: QuantisedShape) -> list[int]:
+        """Where the rows of each result begin."""
+        sizes = self.results(shape)
+        return [sum(sizes[:i]) for i in range(len(sizes))]
+
     def names(self, shape: QuantisedShape) -> list[str]:
         """The names of the results."""
         return [f"out{i}" for i in range(len(self.results(shape)))]

@@ -5,9 +5,11 @@ A word is 32 bits, four codes of 8. Invariant: no function depends on the machin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ... import tile
+from ...core.dtype import float32
 
 BYTES = 0x01010101  # 1 in each byte of a word
 
@@ -42,19 +44,24 @@ def doubled(words: Any) -> Any:
     return total + 12 * BYTES - twice
 
 
-def gate(gates: Any, other: Any, quick: bool = False) -> Any:
-    """silu(gates) * other."""
-    unit = tile.full((), 1.0)
-    below = (tile.quick_exp if quick else tile.exp)(-gates) + unit
-    return (tile.quick_divide(gates, below) if quick else gates / below) * other
+def surrounded(sides: Sequence[Any], bias: Any, residual: Any, quick: bool = False) -> Any:
+    """A product with what is around it: of two sides silu(the first) * the second."""
+    value = sides[0] if bias is None else sides[0] + bias.to(float32)
+    if len(sides) > 1:
+        unit = tile.full((), 1.0)
+        below = (tile.quick_exp if quick else tile.exp)(-value) + unit
+        value = (tile.quick_divide(value, below) if quick else value / below) * sides[1]
+    return value if residual is None else value + residual.to(float32)
 
 
 def there(size: tuple[int, ...], axis: int, start: Any, limit: Any) -> Any:
-    """Which elements of a tile, from a start on if there is one, lie below a limit of an axis."""
+    """Which elements of a tile, from a start on, lie below a limit of an axis; None for all."""
+    if tile.most(start + size[axis] - limit) <= 0:
+        return None
     line, only = tile.arange(size[axis]), [1] * len(size)
-    only[axis] = size[axis]
-    inside = (line if start is None else line + start) < limit
-    return tile.broadcast(tile.reshape(inside, only), size)
+    line = line if isinstance(start, int) and start == 0 else line + start
+    only[axis], inside = size[axis], line < limit
+    return inside if len(size) == 1 else tile.broadcast(tile.reshape(inside, only), size)
 
 
 def and_masks(a: Any, b: Any) -> Any:
