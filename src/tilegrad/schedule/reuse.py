@@ -79,17 +79,16 @@ def plan_memory(schedule: Schedule) -> None:
 
 def largest_first(waiting: Sequence[Slot]) -> int:
     """Each Slot, largest first, at the lowest place free over its life; the end of the last."""
-    order = sorted(waiting, key=lambda s: (-s.bytes, s.number))
-    firsts, lasts = np.array([(s.first, s.last) for s in order]).reshape(-1, 2).T
-    starts, ends = np.zeros((2, len(order)), np.int64)
-    for n, slot in enumerate(order):
-        (living,) = np.nonzero((firsts[:n] <= slot.last) & (lasts[:n] >= slot.first))
-        living = living[np.argsort(starts[living])]
-        free = np.maximum.accumulate([0, *ends[living]])  # behind all that begin before
-        gaps = np.append(starts[living], FAR) - free
-        slot.offset = starts[n] = int(free[np.argmax(gaps >= slot.bytes)])
-        ends[n] = round_up(slot.offset + slot.bytes, LINE)
-    return int(ends.max(initial=0))
+    placed = np.empty((4, 0), np.int64)  # starts, ends, first and last Kernels, by their starts
+    for slot in sorted(waiting, key=lambda s: (-s.bytes, s.number)):
+        living = (placed[2] <= slot.last) & (placed[3] >= slot.first)
+        free = np.maximum.accumulate(np.append(0, placed[1, living]))  # behind all before
+        fits = np.append(placed[0, living], FAR) - free >= slot.bytes
+        slot.offset = int(free[fits.argmax()])
+        end = round_up(slot.offset + slot.bytes, LINE)
+        at = placed[0].searchsorted(slot.offset)
+        placed = np.insert(placed, at, (slot.offset, end, slot.first, slot.last), axis=1)
+    return int(placed[1].max(initial=0))
 
 
 # ---- in place ------------------------------------------------------------------------------------
