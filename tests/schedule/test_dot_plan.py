@@ -28,7 +28,7 @@ from tilegrad.schedule.plan import Plan
 def chosen(m: int, k: int, n: int, cores: int = 2, **more: bool) -> Plan:
     """The Plan of a float32 product on a machine with 32 registers of 16 lanes."""
     target = dataclasses.replace(AVX512, cores=cores)
-    return plans.choose_plan(plans.Problem(1, m, k, n, **more), target, dtypes.float32)
+    return plans.Problem(1, m, k, n, target, dtypes.float32, **more).best()
 
 
 @pytest.mark.parametrize("size", [512, 1024, 2048, 4096])
@@ -57,10 +57,9 @@ def test_sums_kept_apart_ask_for_deep_blocks() -> None:
 
 def test_the_slowest_worker_counts() -> None:
     plan = Plan(6, 4, 16, 512, 64, 512)
-    problem = plans.Problem(1, 512, 512, 192)
+    targets = [dataclasses.replace(AVX512, cores=c) for c in (1, 2, 3)]
     one, two, three = (
-        plans.cost(plan, problem, dataclasses.replace(AVX512, cores=c), dtypes.float32)
-        for c in (1, 2, 3)
+        plans.Problem(1, 512, 512, 192, target, dtypes.float32).cost(plan) for target in targets
     )
     assert one == pytest.approx(3 * three) and two == pytest.approx(2 * three)
 

@@ -225,7 +225,7 @@ class Weights:
     def _parts(self, raws: Sequence[Node], form: Format, columns: int) -> list[Node]:
         """What kernels read of some weights."""
         rows = [rows_of(raw.type)[0] for raw in raws if isinstance(raw.type, Array)]
-        callee = self.family.layout_of(rows, form.name, columns, self.target)
+        callee = self.family.layout(rows, form.name, columns, self.target)
         return build.items(ops.call(*raws, callee=callee))
 
     def _launch(

@@ -13,19 +13,21 @@ array's simulator, NaNs' bits apart; views are movement alone, from what is stor
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace as replaced
 from typing import Any
 
 import numpy as np
 
-from ..core.dtype import float16
+from ..core.dtype import float16, int8
 from ..core.target import MatrixUnit, Target
 from ..graph import build, ops
 from ..graph.interpret import interpret
 from ..ir.block import argument, pure_block
-from ..ir.node import Node, topological
+from ..ir.node import Node
 from ..ir.rewrite import replace
-from ..ir.symbol import Size, evaluate, high, loop_index, low, modulo
+from ..ir.symbol import Size, evaluate, high, loop_index, low
 from ..ir.text import parse_block, print_block
 from ..ir.types import Array, product
 from ..runtime.language import language_of
@@ -40,16 +42,13 @@ from .problem import Problem
 from .region import Cut, Region
 
 
-def refuses_value(node: Node, region: Region | None, cut: Cut) -> str:
-    """Why the vector unit does not compute a value of a Region; '' if it does."""
-    inside = list(region.values) if region is not None else []
-    dot = inside[0] if inside and inside[0].op is ops.dot else None
-    own = set(inside)
-    outside = {x for x in cut.leaves(node) if x not in own}
-    for v in inside:  # what values before it read
-        outside |= {n for n in topological([v]) if n in cut.values and n not in own}
+def refuses_value(node: Node, cut: Cut, before: Sequence[Node] = ()) -> str:
+    """Why the vector unit does not compute a value, after some of its Region; '' if it does."""
+    dot = before[0] if before and before[0].op is ops.dot else None
+    values = [*before, node]
+    outside = {leaf for v in values for leaf in cut.leaves(v)} - set(before)
     try:
-        Reader([*inside, node], outside, cut.target, dot).value(node)
+        Reader(values, outside, cut.target, dot).value(node)
     except Refused as why:
         return str(why)
     return ""
@@ -72,6 +71,18 @@ class ArrayFamily(Family):
         offers = [Offer(s, work, "closed form") for s, work in made if not isinstance(s, str)]
         return offers or str(made[0][0])
 
+    def lower(self, region: Region, offer: Offer) -> Bodies:
+        """The host's Body, with the array's work beside it."""
+        region.name = f"array_{region.name}"
+        bodies = self.on_host(region, offer.plan)
+        for body, _ in bodies:
+            body.notes["array"] = offer.plan.to_text()
+        return bodies
+
+    def on_host(self, region: Region, work: ArrayWork) -> Bodies:
+        """The same values on the CPU, to the bit."""
+        return lower_loops(region)
+
 
 class ArrayProducts(ArrayFamily, VectorProducts):
     """Products on the array, with what its vector unit does to sums."""
@@ -82,20 +93,15 @@ class ArrayProducts(ArrayFamily, VectorProducts):
 
     def grow(self, region: Region, node: Node, cut: Cut) -> bool:
         """Whether the vector unit can go on with the sums."""
-        if takes_product(region.anchor, cut.target):
+        if takes_product(region.anchor, cut.target) or not cut.follows(node, region):
             return False
-        if not cut.follows(node, region):
-            return False
-        return not refuses_value(node, region, cut)
+        return not refuses_value(node, cut, region.values)
 
-    def lower(self, region: Region, offer: Offer) -> Bodies:
-        """The host's Body, with the array's work beside it: floats in the array's order."""
-        unit, region.name = region.target.array, f"array_{region.name}"
-        if unit is None or not unit.accumulator.is_float:
-            return marked(super().lower(region, offer), offer.plan)
-        lowering = ArrayDot(region)
-        lowering.rate = offer.plan.rate
-        return marked([lowering.lower()], offer.plan)
+    def on_host(self, region: Region, work: ArrayWork) -> Bodies:
+        """Floats in the array's order."""
+        unit = region.target.array
+        floats = unit is not None and unit.accumulator.is_float
+        return [(ArrayDot(region, work.rate) if floats else DotLowering(region)).lower()]
 
 
 class ArrayLoops(ArrayFamily):
@@ -103,25 +109,15 @@ class ArrayLoops(ArrayFamily):
 
     def grow(self, region: Region, node: Node, cut: Cut) -> bool:
         """Whether all of it is the vector unit's."""
-        if not cut.fits_loops(node, region) or refuses_first(region, cut):
+        if not cut.fits_loops(node, region) or refuses_value(region.anchor, cut):
             return False
-        return not refuses_value(node, region, cut)
+        return not refuses_value(node, cut, region.values)
 
     def offers(self, region: Region) -> Offers:
         """Where it takes all of it."""
         if region.kind != "loops" or region.order != "row":
             return "the array has no sums along an axis but rows"
         return super().offers(region)
-
-    def lower(self, region: Region, offer: Offer) -> Bodies:
-        """The host's Body, with the array's work beside it."""
-        region.name = f"array_{region.name}"
-        return marked(lower_loops(region), offer.plan)
-
-
-def refuses_first(region: Region, cut: Cut) -> str:
-    """Why the vector unit does not compute the value that a Region of loops began with."""
-    return refuses_value(region.anchor, None, cut)
 
 
 class HostProducts(VectorProducts):
@@ -131,9 +127,7 @@ class HostProducts(VectorProducts):
 
     def grow(self, region: Region, node: Node, cut: Cut) -> bool:
         """As without an array, unless the product is the array's."""
-        if not takes_product(region.anchor, cut.target):
-            return False
-        return super().grow(region, node, cut)
+        return bool(takes_product(region.anchor, cut.target)) and super().grow(region, node, cut)
 
 
 class HostLoops(ByFunction):
@@ -149,16 +143,9 @@ class HostLoops(ByFunction):
         if not super().grow(region, node, cut):
             return False
         if node.op in VECTOR or node.op in ALONG or node.op in (ops.cast, ops.fixed):
-            if not refuses_value(node, None, cut):
+            if not refuses_value(node, cut):
                 return False
-        return bool(refuses_first(region, cut))
-
-
-def marked(bodies: Bodies, work: ArrayWork) -> Bodies:
-    """Bodies with the work of the array in their notes."""
-    for body, _ in bodies:
-        body.notes["array"] = work.to_text()
-    return bodies
+        return bool(refuses_value(region.anchor, cut))
 
 
 # ---- products in the array's order ---------------------------------------------------------------
@@ -169,7 +156,9 @@ TINY, HALF_TINY = 2.0**-126, 2.0**-14  # the smallest normal fp32, fp16
 class ArrayDot(DotLowering):
     """Lowers one product in the order of the array at a rate."""
 
-    rate = ""
+    def __init__(self, region: Region, rate: str) -> None:
+        super().__init__(region)
+        self.rate = rate
 
     @property
     def unit(self) -> MatrixUnit:
@@ -199,7 +188,7 @@ class ArrayDot(DotLowering):
         b, k = self.b, self.problem.sizes[2]
         unit = self.unit
         whole = unit.k if unit.k <= 2 * unit.m else 2 if self.rate else 1  # of k, without zeros
-        if modulo(k, whole) != 0:
+        if k % whole != 0:
             zero = b.apply("add", acc, 0)
             acc = b.branch(b.less(k, at + unit.k), lambda: [zero], lambda: [acc])[0]
         return self.flushed(super().with_earlier(acc, at, rows, start))
@@ -240,20 +229,25 @@ def work_of_region(region: Region) -> list[ArrayWork]:
         elements = _elements_read(one)
         rows, columns = (bool((elements == elements.take([0], axis)).all()) for axis in (1, 2))
         further.append((one, high(m) > 1 and rows, high(n) > 1 and columns))
-    numbers = _numbers(reader, dot is not None)
+    uses = Counter([x for _, a, b, _ in reader.steps for x in (a, b)] + values)
+    ends = [saturated(v, value, reader.steps, uses) for v, value in zip(stored, values)]
+    gone = {at for *_, steps in ends for at in steps}
+    kept = [at for i in range(len(reader.steps)) if (at := ("step", i)) not in gone]
+    order = [*([] if dot is None else [("product",)]), *(("operand", n) for n in reader.operands)]
+    numbers: dict[Any, int] = {value: n for n, value in enumerate([*order, *kept])}
     steps = tuple(
         VectorStep(kind, numbers[a], b[1] if b[0] == "#" else numbers[b], b[0] == "#", shift)
-        for kind, a, b, shift in reader.steps
+        for kind, a, b, shift in (reader.steps[i] for _, i in kept)
     )
     outputs = tuple(
-        Output(numbers[value], len(reads) + i, v.dtype.name, tuple(v.shape))
-        for i, (v, value) in enumerate(zip(stored, values))
+        Output(numbers[at], len(reads) + i, v.dtype.name, tuple(v.shape), **how)
+        for i, (v, (at, how, _)) in enumerate(zip(stored, ends))
     )
     made = []
     for turned in (False, True)[: 1 if region.rows is not None else 2]:
         held = [replaced(o, role=HELD) if (c if turned else r) else o for o, r, c in further]
         given = (batch, m, n, k, (*operands, *held), steps, outputs, turned)
-        made += [saturating(ArrayWork(*given, rate)) for rate in _rates(operands, target)]
+        made += [ArrayWork(*given, rate) for rate in _rates(operands, target)]
     return made
 
 
@@ -289,14 +283,6 @@ def _factors(dot: Node, reads: list[Node]) -> tuple[Sizes, list[Operand]]:
         _operand(LEFT, build.permute(a, left), reads, (batch, m, k)),
         _operand(RIGHT, build.permute(b, right), reads, (batch, k, n)),
     ]
-
-
-def _numbers(reader: Reader, has_product: bool) -> dict[Any, int]:
-    """The number of each value: the product, operands, steps."""
-    order: list[Any] = [("product",)] if has_product else []
-    order += [("operand", node) for node in reader.operands]
-    order += [("step", i) for i in range(len(reader.steps))]
-    return {value: i for i, value in enumerate(order)}
 
 
 def _operand(role: str, node: Node, reads: list[Node], shape: tuple[Size, ...]) -> Operand:
@@ -337,48 +323,26 @@ def _elements_read(one: Operand) -> np.ndarray[Any, Any]:
     return interpret(list(block.results), {block.arguments[0]: numbers}, some)[0]
 
 
-def saturating(work: ArrayWork) -> ArrayWork:
-    """Steps that storing does itself are left out: the bounds of int8, and a scale before them."""
-    first = len(work.vector_operands) + bool(work.K)
-    steps = dict(enumerate(work.steps, first))
-    uses = dict.fromkeys(range(first + len(steps)), 0)
-    for s in work.steps:
-        for at in (s.first,) if s.number else (s.first, s.second):
-            uses[at] += 1
-    for o in work.outputs:
-        uses[o.value] += 1
-    gone: set[int] = set()
-    outputs = [_saturated(o, steps, uses, gone) for o in work.outputs]
-    kept = [at for at in steps if at not in gone]
-    renumbered = {**{i: i for i in range(first)}, **{at: first + i for i, at in enumerate(kept)}}
-    left = []
-    for s in (steps[at] for at in kept):
-        second = s.second if s.number else renumbered[s.second]
-        left.append(replaced(s, first=renumbered[s.first], second=second))
-    stored = tuple(replaced(o, value=renumbered[o.value]) for o in outputs)
-    return replaced(work, steps=tuple(left), outputs=stored)
-
-
-def _saturated(
-    o: Output, steps: dict[int, VectorStep], uses: dict[int, int], gone: set[int]
-) -> Output:
-    """An Output before the steps that storing it does; those are added to `gone`."""
-    at, chain = o.value, []
+def saturated(
+    node: Node, value: Any, steps: Sequence[tuple[str, Any, Any, int]], uses: Counter[Any]
+) -> tuple[Any, dict[str, Any], list[Any]]:
+    """What is stored of a Node before the steps that storing it does (the bounds of int8, and a
+    scale before them), how it is stored then, and those steps."""
+    at, gone = value, []
     clipped: dict[str, int] = {}
-    while o.dtype == "int8" and at in steps and uses[at] == 1:
-        s = steps[at]
-        if not s.number or s.kind in clipped or (s.kind, s.second) not in SATURATES:
+    while node.dtype is int8 and at[0] == "step" and uses[at] == 1:
+        kind, before, second, _ = steps[at[1]]
+        if second[0] != "#" or kind in clipped or (kind, second[1]) not in SATURATES:
             break
-        clipped[s.kind] = s.second
-        chain.append(at)
-        at = s.first
+        clipped[kind] = second[1]
+        gone.append(at)
+        at = before
     if len(clipped) < 2:  # stored whole, or within int8 without it
-        return o
-    gone.update(chain)
-    scale, shift = 1, 0
-    if at in steps and uses[at] == 1:
-        s = steps[at]
-        if s.kind == "mul" and s.number and 0 <= s.second < 1 << 15 <= 1 << s.shift:
-            gone.add(at)
-            scale, shift, at = s.second, s.shift, s.first
-    return replaced(o, value=at, relu=clipped["max"] == 0, scale=scale, shift=shift)
+        return value, {}, []
+    how: dict[str, Any] = {"relu": clipped["max"] == 0}
+    if at[0] == "step" and uses[at] == 1:
+        kind, before, second, shift = steps[at[1]]
+        if kind == "mul" and second[0] == "#" and 0 <= second[1] < 1 << 15 <= 1 << shift:
+            gone.append(at)
+            at, how["scale"], how["shift"] = before, second[1], shift
+    return at, how, gone

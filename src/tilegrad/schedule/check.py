@@ -7,6 +7,8 @@ scratch Slots on the same bytes, and no jump without its Label.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..core.errors import InternalError
 from ..ir.types import Memory, product
 from .lowering import Lowering
@@ -20,15 +22,9 @@ def check_lowered(lowering: Lowering, schedule: Schedule) -> None:
 
 def check_schedule(schedule: Schedule) -> None:
     """Raise InternalError where a Schedule breaks its promises."""
-    _check_order(schedule)
-    _check_touches(schedule)
-    _check_arena(schedule)
-    _check_jumps(schedule)
-    _check_results(schedule)
-
-
-def _fail(message: str) -> InternalError:
-    return InternalError("schedule.check", message)
+    for check in (_order, _touches, _arena, _jumps, _results):
+        for fault in check(schedule):
+            raise InternalError("schedule.check", fault)
 
 
 def reads_writes(step: object) -> tuple[list[int], list[int]]:
@@ -39,22 +35,17 @@ def reads_writes(step: object) -> tuple[list[int], list[int]]:
         return list(step.slots) if step.kind == "jump_unless" else [], []
     if not isinstance(step, Launch):
         return [], []
-    reads, writes = [], []
-    for number, parameter in zip(step.slots, step.body.parameters):
-        use = parameter.type.use  # type: ignore[union-attr]
-        if use in ("result", "state"):
-            writes.append(number)
-        else:
-            reads.append(number)
-    return reads, writes
+    uses = [parameter.type.use for parameter in step.body.parameters]  # type: ignore[union-attr]
+    touched = [(slot, use in ("result", "state")) for slot, use in zip(step.slots, uses)]
+    return [slot for slot, own in touched if not own], [slot for slot, own in touched if own]
 
 
-def _check_order(schedule: Schedule) -> None:
+def _order(schedule: Schedule) -> Iterator[str]:
     written = {schedule.storage(i) for i in schedule.inputs}
     for number, kernel in enumerate(schedule.kernels):
         for step in kernel.steps:
             if isinstance(step, Launch) and len(step.slots) != len(step.body.parameters):
-                raise _fail(
+                yield (
                     f"kernel {number} {kernel.name}: {step.body.name} has "
                     f"{len(step.body.parameters)} parameters"
                 )
@@ -63,20 +54,18 @@ def _check_order(schedule: Schedule) -> None:
             reads, writes = reads_writes(step)
             for slot in reads:
                 if schedule.storage(slot) not in written and not _empty(schedule.slots[slot]):
-                    raise _fail(
-                        f"kernel {number} {kernel.name} reads Slot %{slot} before it is written"
-                    )
+                    yield f"kernel {number} {kernel.name} reads Slot %{slot} before it is written"
             written.update(schedule.storage(s) for s in writes)
     for slot in schedule.outputs:
         if schedule.storage(slot) not in written and not _empty(schedule.slots[slot]):
-            raise _fail(f"the output Slot %{slot} is never written")
+            yield f"the output Slot %{slot} is never written"
 
 
 def _empty(slot: Slot) -> bool:
     return slot.type.size == 0
 
 
-def _check_results(schedule: Schedule) -> None:
+def _results(schedule: Schedule) -> Iterator[str]:
     """Every Body uses the results it says it writes."""
     for body in {
         id(s.body): s.body for k in schedule.kernels for s in k.steps if isinstance(s, Launch)
@@ -86,10 +75,10 @@ def _check_results(schedule: Schedule) -> None:
             memory = parameter.type
             if isinstance(memory, Memory) and memory.use == "result" and parameter not in used:
                 if product(memory.shape) != 0:
-                    raise _fail(f"{body.name} never writes its parameter {number}, a result")
+                    yield f"{body.name} never writes its parameter {number}, a result"
 
 
-def _check_touches(schedule: Schedule) -> None:
+def _touches(schedule: Schedule) -> Iterator[str]:
     """A Kernel touches Slots that live, and of its Device alone, unless it is a Transfer."""
     for number, kernel in enumerate(schedule.kernels):
         for step, touched in ((s, slot) for s in kernel.steps for slot in s.slots):
@@ -98,37 +87,37 @@ def _check_touches(schedule: Schedule) -> None:
                 schedule.slots[touched].device,
             )
             if not owner.first <= number <= owner.last:
-                raise _fail(
+                yield (
                     f"kernel {number} {kernel.name} touches Slot %{touched}, which "
                     f"lives in kernels {owner.first}..{owner.last}"
                 )
             if device != kernel.device and not isinstance(step, Transfer):
-                raise _fail(
+                yield (
                     f"kernel {number} {kernel.name} runs on {kernel.device!r} and touches Slot "
                     f"%{touched} of {device!r}"
                 )
 
 
-def _check_arena(schedule: Schedule) -> None:
+def _arena(schedule: Schedule) -> Iterator[str]:
     arenas = {"": schedule.arena_bytes, **schedule.arenas}
     placed = [s for s in schedule.slots if s.kind == "scratch" and s.offset is not None]
     placed.sort(key=lambda s: s.offset or 0)
     for i, a in enumerate(placed):
         end = (a.offset or 0) + a.bytes
         if end > arenas[a.device]:
-            raise _fail(f"Slot %{a.number} ends after the arena of {arenas[a.device]} bytes")
+            yield f"Slot %{a.number} ends after the arena of {arenas[a.device]} bytes"
         for b in placed[i + 1 :]:
             if (b.offset or 0) >= end:
                 break
             if a.device == b.device and a.first <= b.last and b.first <= a.last and b.bytes:
-                raise _fail(f"Slots %{a.number} and %{b.number} share bytes while both live")
+                yield f"Slots %{a.number} and %{b.number} share bytes while both live"
 
 
-def _check_jumps(schedule: Schedule) -> None:
+def _jumps(schedule: Schedule) -> Iterator[str]:
     steps = [s for k in schedule.kernels for s in k.steps]
     labels = [s.number for s in steps if isinstance(s, Label)]
     if len(set(labels)) != len(labels):
-        raise _fail("a Label is there twice")
+        yield "a Label is there twice"
     for step in steps:
         if isinstance(step, Control) and step.kind.startswith("jump") and step.label not in labels:
-            raise _fail(f"{step} has no Label to go to")
+            yield f"{step} has no Label to go to"

@@ -24,7 +24,7 @@ from ..tile.define import Definition
 from ..tile.plan import Plan
 from .cost import bytes_moved
 from .families import CHOICES, family_of, rows_of
-from .family import Family, Offer, Offers, Verdict, judged
+from .family import Family, Offer, Offers, Verdict, judged, refusals
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def choose(node: Node, inputs: Sequence[Node], near: Surroundings, target: Targe
     rows = rows_of(CHOICES[node.op.name], node.op.name, target)
     families = [f for f in map(family_of, rows) if isinstance(f, Chosen)]
     answers = [(family, family.offers_for(node, near, target)) for family in families]
-    if all(isinstance(found, str) for _, found in answers):
-        why = "; ".join(f"{family.name}: {found}" for family, found in answers)
+    why = refusals(answers)
+    if why:
         raise UserError(
             f"no kernel takes this: {why}",
             op=node.op.name,

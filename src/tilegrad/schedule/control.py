@@ -123,17 +123,16 @@ class ControlLowering:
 
     def pass_carries(self, found: Sequence[int]) -> list[Any]:
         """Steps that make the next carries the current ones: copies, then swaps."""
-        copies, swaps = [], []
+        moved, swaps = [], []
         for i, slot in enumerate(found):
             if slot == self.carries[i]:
                 continue  # unchanged, or updated in place
             own = self.next_slot(i)
-            if slot != own:
-                copies.append(Copy((slot, own)))
+            moved += copies([slot], [own])
             swaps.append(Control("swap_slots", (self.carries[i], own)))
             self.frame.pairs.append((self.carries[i], own))
             self.frame.swapped |= {self.carries[i], own}
-        return copies + swaps
+        return [*moved, *swaps]
 
     def end_carries(self) -> list[Any]:
         """Say where the last carries are; outputs whose Slots were swapped are copied."""
@@ -194,9 +193,7 @@ class ControlLowering:
         first = self.add("step", [Label(top), *views.steps], 1)
         found = self.body(node.blocks[0], slots, targets, range(count))
         end: list[Any] = []
-        for i, slot in zip(sorted(targets)[count:], found[count:]):
-            if slot != stacked[i]:
-                end.append(Copy((slot, stacked[i])))
+        end += copies(found[count:], [stacked[i] for i in sorted(stacked)])
         end += self.pass_carries(found[:count])
         end += [
             *views.advance,
@@ -256,12 +253,13 @@ class ControlLowering:
         ends: list[list[Any]] = [[Control("jump", label=done), Label(otherwise)], [Label(done)]]
         for block, end in zip(node.blocks, ends):
             found = self.body(block, shared, targets)
-            copies = [
-                Copy((slot, results[i]))
-                for i, slot in zip(sorted(targets), found)
-                if slot != results[i]
-            ]
-            self.add(block.name, [*copies, *end])
+            wanted = [results[i] for i in sorted(results)]
+            self.add(block.name, [*copies(found, wanted), *end])
+
+
+def copies(found: Sequence[int], wanted: Sequence[int]) -> list[Copy]:
+    """Copies of values to the Slots where they are wanted, where they are elsewhere."""
+    return [Copy(pair) for pair in zip(found, wanted) if pair[0] != pair[1]]
 
 
 class Views:

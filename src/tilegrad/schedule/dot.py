@@ -14,7 +14,7 @@ The file is long because packing, the micro-kernel and the epilogue of one Body 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -29,13 +29,11 @@ from ..ir.symbol import (
     Size,
     ceil_divide,
     coefficient,
-    floor_divide,
     high,
     loop_index,
     low,
     maximum,
     minimum,
-    modulo,
     power_of_two,
     round_up,
     substitute,
@@ -80,8 +78,8 @@ class DotLowering:
         problem = self.problem
         turned = problem.b.op is ops.permute or (problem.grouped and problem.k_last)
         batch, m, _, n = problem.most
-        sizes = plans.Problem(batch, m, high(self.depth), n, turned, not self.sums_in_result())
-        plan = plans.choose_plan(sizes, self.target, self.accumulator)
+        given = (batch, m, high(self.depth), n, self.target, self.accumulator)
+        plan = plans.Problem(*given, turned, not self.sums_in_result()).best()
         return replace(plan, block_m=self.rows_of_group(plan.mr)) if problem.grouped else plan
 
     def rows_of_group(self, unit: int) -> int:
@@ -123,24 +121,21 @@ class DotLowering:
         self.stop = minimum(self.row + plan.block_m, p.end)
         along_k, along_m = self.strides(A)
         self.along_m = along_m == 1 and along_k != 1  # a lies along m rather than along k
-        self.lines_of_k = self.along_m or (along_k == 1 and self.multiplies_by_lane())
+        # a register tile takes its rows of a from lanes of one vector: squares of a are turned for
+        # it, so they must be whole
+        squares = plan.lanes > 1 and plan.mr % plan.lanes == 0 and self.even
+        turns = along_k == 1 and self.target.multiplies_by_lane and squares
+        self.lines_of_k = self.along_m or turns
         self.allocate_scratch()
         with b.when(b.less(self.row, self.stop)) if p.grouped else nullcontext():
             self.blocks_of_k()
         return grid
 
-    def multiplies_by_lane(self) -> bool:
-        """Whether a register tile takes its rows of a from lanes of one vector: squares of a are
-        turned for it, so they must be whole."""
-        plan = self.plan
-        squares = plan.lanes > 1 and plan.mr % plan.lanes == 0 and self.even
-        return self.target.multiplies_by_lane and squares
-
     @property
     def even(self) -> bool:
         """Whether k is whole vectors of what is packed, and its blocks are."""
         k, lanes = self.problem.sizes[2], self.plan.lanes
-        return modulo(k, lanes * self.word) == 0 and self.plan.block_k % lanes == 0
+        return k % (lanes * self.word) == 0 and self.plan.block_k % lanes == 0
 
     def strides(self, side: int) -> list[Size | None]:
         """The strides of an operand along k and along its other axis, where it is linear there."""
@@ -176,12 +171,19 @@ class DotLowering:
     def whole(self) -> bool:
         """Whether row panels end where rows do."""
         m, plan = self.problem.sizes[1], self.plan
-        return not self.problem.grouped and modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0
+        return not self.problem.grouped and m % plan.mr == 0 and plan.block_m % plan.mr == 0
 
     def columns(self, start: Size) -> Any:
         """A vector over the columns of a panel, masked past the end of n."""
         n, nr = self.problem.sizes[3], self.plan.nr
-        return self.e.vector(start, nr, n, modulo(n, nr) == 0)
+        return self.e.vector(start, nr, n, n % nr == 0)
+
+    def of_k(
+        self, count: Size, step: int = 1, carried: list[Node] | None = None, unroll: int = 1
+    ) -> Iterator[Size]:
+        """Places in a block of k."""
+        bounds = (0, self.plan.block_k - 1)
+        return self.b.each("k", 0, count, step, carried, unroll, bounds)
 
     # ---- packing --------------------------------------------------------------------------
 
@@ -194,7 +196,7 @@ class DotLowering:
             and along_k == 1
             and isinstance(k, int)
             and self.even
-            and modulo(n, plan.nr) == 0
+            and n % plan.nr == 0
             and plan.lanes & (plan.lanes - 1) == 0
             and plan.lanes > 1
         )
@@ -208,7 +210,7 @@ class DotLowering:
     def at(self, side: int, k: Size, other: Size) -> Node:
         """What is packed of an operand: 0 where k is past its end."""
         place, condition = self.place(side, k, other), Condition(k, self.problem.sizes[2])
-        if modulo(condition.size, self.step) == 0 or condition.holds():
+        if condition.size % self.step == 0 or condition.holds():
             value = self.e.value(*place)
         else:
             value = self.e._guarded(*place, [condition])
@@ -226,9 +228,9 @@ class DotLowering:
 
     def pack_b(self, at: Size, count: Size) -> None:
         """packed[panel, i, :] = b[at + i, column + panel * nr ...]."""
-        b, lies, bounds = self.b, self.lies(), (0, self.plan.block_k - 1)
+        b, lies = self.b, self.lies()
         if lies == "lines":  # k outside: memory is read in the order it lies
-            for i in b.each("k", 0, count, bounds=bounds):
+            for i in self.of_k(count):
                 with self.e.scope():
                     for j in b.each("panel", 0, self.live):
                         self.pack_line(at, i, j)
@@ -237,7 +239,7 @@ class DotLowering:
             if lies == "turned":
                 self.pack_turned(at, count, j)
                 continue
-            for i in b.each("k", 0, count, unroll=4, bounds=bounds):
+            for i in self.of_k(count, unroll=4):
                 self.pack_line(at, i, j)
 
     def pack_line(self, at: Size, i: Size, j: Size) -> None:
@@ -251,7 +253,7 @@ class DotLowering:
         """The same where b is contiguous along k: squares turned in registers."""
         b, lanes = self.b, self.plan.lanes
         start = self.column + j * self.plan.nr
-        for i in b.each("k", 0, count, lanes, bounds=(0, self.plan.block_k - 1)):
+        for i in self.of_k(count, lanes):
             for piece in range(0, self.plan.nr, lanes):
                 columns = [start + (piece + r) for r in range(lanes)]
                 square = b.turned([self.line(B, at + i, column, lanes) for column in columns])
@@ -261,9 +263,8 @@ class DotLowering:
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[r, i] = a[row r, at + i], or packed[i, r] in lines of k."""
         b, plan, m = self.b, self.plan, self.problem.sizes[1]
-        bounds = (0, plan.block_k - 1)
         if self.lines_of_k and not self.along_m:
-            for i in b.each("k", 0, count, plan.lanes, bounds=bounds):
+            for i in self.of_k(count, plan.lanes):
                 for r in range(0, plan.mr, plan.lanes):
                     some = rows[r : r + plan.lanes]
                     square = b.turned([self.line(A, at + i, row, plan.lanes) for row in some])
@@ -271,13 +272,13 @@ class DotLowering:
             return
         if self.along_m:  # neighbouring rows at once
             width = power_of_two(plan.mr)
-            for i in b.each("k", 0, count, unroll=4, bounds=bounds):
+            for i in self.of_k(count, unroll=4):
                 with self.e.vector(rows[0], width, m, False) as lane:
                     x = self.packed(A, at + i, lane, width)
                     b.store(self.packed_a, x, (i, 0))
             return
         for r, row in enumerate(rows):
-            for i in b.each("k", 0, count, plan.lanes, unroll=4, bounds=bounds):
+            for i in self.of_k(count, plan.lanes, unroll=4):
                 x = self.line(A, at + i, row, plan.lanes, self.even)
                 b.store(self.packed_a, x, (r, i))
 
@@ -316,7 +317,7 @@ class DotLowering:
 
     def micro(self, count: Size, j: Size, ahead: list[tuple[Node, Size]]) -> Node:
         """The register tile: acc += a[:, k] outer b[k, :] over a block of k."""
-        b, plan, bounds = self.b, self.plan, (0, self.plan.block_k - 1)
+        b, plan = self.b, self.plan
         lanes = self.lines_of_k and self.target.multiplies_by_lane and self.word > 1
 
         def step(i: Size) -> None:
@@ -329,14 +330,14 @@ class DotLowering:
             acc[0] = self.multiplied(left, line, acc[0])
 
         acc = [b.constant(0, self.accumulator, (plan.mr, plan.nr))]
-        whole = floor_divide(count, plan.unroll) * plan.unroll
-        for i in b.each("k", 0, whole, plan.unroll, acc, bounds=bounds):
+        whole = count // plan.unroll * plan.unroll
+        for i in self.of_k(whole, plan.unroll, acc):
             for memory, offset in ahead:  # a line serves many steps: one of them asks for it
                 b.prefetch(memory, offset + i * self.word)
             for t in range(plan.unroll):
                 step(i + t)
-        if modulo(count, plan.unroll) != 0:
-            for i in b.each("k", whole, count, 1, acc, bounds=bounds):
+        if count % plan.unroll != 0:
+            for i in b.each("k", whole, count, 1, acc, bounds=(0, plan.block_k - 1)):
                 step(i)
         return acc[0]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from ..core.dtype import int8
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
+from ..ir.symbol import Size, ceil_divide, high, minimum, round_up
 from ..tile import ops as tile_ops
 from .dot import PAD, DotLowering, VectorProducts
 from .family import Bodies, Offer, Offers, roofline
@@ -65,10 +65,10 @@ class ByteLowering(DotLowering):
     def pack_b(self, at: Size, count: Size) -> None:
         """Words of b, and what 128 in all of a gives with them."""
         super().pack_b(at, count)
-        b, nr, bounds = self.b, self.plan.nr, (0, self.plan.block_k - 1)
+        b, nr = self.b, self.plan.nr
         for j in b.each("panel", 0, self.live) if not self.signed else ():
             sums = [b.constant(0, self.accumulator, (nr,))]
-            for i in b.each("k", 0, count, 1, sums, bounds=bounds):
+            for i in self.of_k(count, 1, sums):
                 line = b.load(self.packed_b, (j, i, 0), (nr,))
                 sums[0] = self.multiplied(b.constant(SIGNS, line.dtype), line, sums[0])
             b.store(self.offsets, sums[0], (j, 0))
@@ -77,7 +77,7 @@ class ByteLowering(DotLowering):
         """What 128 in all of a has added is taken off."""
         b, plan = self.b, self.plan
         if not self.signed:
-            j = floor_divide(start - self.column, plan.nr)
+            j = (start - self.column) // plan.nr
             acc = b.apply("subtract", acc, b.load(self.offsets, (j, 0), (plan.nr,)))
         return super().with_earlier(acc, at, rows, start)
 
@@ -119,7 +119,7 @@ class StreamedBytes(ByteLowering):
         for i in b.each("k", 0, count, plan.lanes) if not self.signed else ():
             b.store(self.packed_a, signs, (last, i))
         for j in b.each("column_panel", 0, self.live):
-            start, whole = self.column + j * plan.nr, modulo(n, plan.nr) == 0
+            start, whole = self.column + j * plan.nr, n % plan.nr == 0
             columns = [start + c if whole else minimum(start + c, n - 1) for c in range(plan.nr)]
             offsets = None if self.signed else self.streamed(count, last, columns)
             for i in b.each("row", self.row, self.stop, bounds=(0, high(m) - 1)):
@@ -134,7 +134,7 @@ class StreamedBytes(ByteLowering):
         ahead = self.read_along_k(B, 0, [column + plan.nr for column in columns])
         sums = [b.constant(0, self.accumulator, (lanes,)) for _ in columns]
         long = max(lanes, LINE // self.word)
-        lines, vectors = (floor_divide(p.sizes[2], x * self.word) * x for x in (long, lanes))
+        lines, vectors = (p.sizes[2] // (x * self.word) * x for x in (long, lanes))
         parts = (
             (0, lines, long, True),
             (lines, vectors, lanes, True),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 from ..core.config import invariant
@@ -29,7 +29,7 @@ from ..kernels.matmul.shape import Operands
 from ..kernels.matmul.table import PLAIN
 from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
 from .access import base_of
-from .dot_wide import FEW_TOKENS, WideDot, accepts
+from .dot_wide import FEW_TOKENS, WideDot, accepts, laid
 from .family import Bodies, Family, Offer, Offers
 from .fuse import Fuser
 from .lowering import Lowering
@@ -64,7 +64,7 @@ class _Joiner:
 
     def __init__(self, fuser: Fuser, target: Target) -> None:
         self.fuser, self.target = fuser, target
-        self.lowered: dict[int, WideDot] = {}
+        self.wide = cache(laid)  # a Region as the library's kernel sees it
 
     def run(self) -> None:
         """Gated pairs first; then what is left of every input's dots."""
@@ -90,13 +90,6 @@ class _Joiner:
         """The stored value that a dot's left operand lies in."""
         return base_of(dot.inputs[0], self.fuser.values)
 
-    def wide(self, region: Region) -> WideDot:
-        """The Region as the library's kernel sees it."""
-        if region.number not in self.lowered:
-            region.find_inputs()
-            self.lowered[region.number] = WideDot(region)
-        return self.lowered[region.number]
-
     # ---- what may join --------------------------------------------------------------------
 
     def pairs(self, regions: Sequence[Region]) -> list[list[Region]]:
@@ -117,9 +110,8 @@ class _Joiner:
             return False
         if not self.closed([first, second]) or not self.in_time([first, second]):
             return False
-        own = {*first.values, *second.values}
         joint = replace(first, values=[*first.values, *second.values])
-        return all(self.fuser.aligned(v, joint, own) for v in joint.values if v.op is not ops.dot)
+        return all(self.fuser.aligned(v, joint) for v in joint.values if v.op is not ops.dot)
 
     def sets(self, regions: Sequence[Region]) -> list[list[Region]]:
         """Sets of which none needs another."""
@@ -277,8 +269,7 @@ def takes_parts(part: Node, region: Region, cut: Cut) -> bool:
         return False
     stored = [v for v in region.values if not is_part(v)]
     like = replace(region, values=[*region.values, part], stored=[*stored, part])
-    like.find_inputs()
-    found = WideDot(like)
+    found = laid(like)
     return found.asynchronous and found.choice is not None
 
 

@@ -21,7 +21,7 @@ from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32
 from ..graph import ops
 from ..ir.node import Node, topological, walk
-from ..ir.symbol import Size, floor_divide, high, loop_index, power_of_two
+from ..ir.symbol import Size, high, loop_index, power_of_two
 from ..ir.types import Shape
 from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LONG, GroupedMatvec, Matvec, MatvecPlan, line_of
@@ -249,23 +249,21 @@ class WideDot:
 
     def listed(self, kernel: Any) -> Any:
         """A kernel that knows its list of blocks or the words of its weights, where it has some."""
+        more = self.dot.inputs[2:]
         if isinstance(kernel, SparseMatmul):
-            words = self.dot.inputs[2]
-            memory = self.e.memories[base_of(words, self.reads)]
-            kernel.words = tile.memory(self.b.matrix(memory, words.shape, (words.shape[1], 1)))
+            kernel.words = self.given(more[0], more[0].shape[1], 1)
         if isinstance(kernel, BlockMatmul):
-            found = [
-                self.b.matrix(self.e.memories[s.node], scale.shape, (s.rows, s.columns))
-                for s, scale in zip(self.scales, self.dot.inputs[2:])
-            ]
-            kernel.scales = list(map(tile.memory, found))
+            lies = zip(more, self.scales)
+            kernel.scales = [self.given(scale, x.rows, x.columns) for scale, x in lies]
         if isinstance(kernel, (Grouping, GroupedMatvec)):
-            found = [
-                self.b.matrix(self.e.memories[base_of(n, self.reads)], n.shape, s)
-                for n, s in zip(ops.group_lists(self.dot), ((COLUMNS, 1), (1,)))
-            ]
-            kernel.blocks, *kernel.sources = map(tile.memory, found)
+            lists = zip(ops.group_lists(self.dot), ((COLUMNS, 1), (1,)))
+            kernel.blocks, *kernel.sources = [self.given(n, *strides) for n, strides in lists]
         return kernel
+
+    def given(self, node: Node, *strides: Size) -> Any:
+        """An input beside the operands, as kernels see it."""
+        memory = self.e.memories[base_of(node, self.reads)]
+        return tile.memory(self.b.matrix(memory, node.shape, strides))
 
     def asks(self, x: Operands) -> bool:
         """Whether what the epilogue reads is asked for first: where few tokens wait for memory, in
@@ -361,7 +359,7 @@ class WideDot:
     def weights(self) -> Node:
         """The right operand as stored."""
         _, _, k, n = self.problem.sizes
-        k = floor_divide(k, 2) if self.dot.op is ops.sparse_dot else k
+        k = k // 2 if self.dot.op is ops.sparse_dot else k
         return self.matrix(self.right, (n, k), self.right.columns, self.right.rows)
 
     def tokens(self) -> Node:
@@ -431,7 +429,7 @@ class WideDot:
                 if not turned and block != shape[1]:
                     piece = b.part(x, (0, start), (shape[0], block))
                 total = b.reduce(piece, 0 if turned else 1, "sum")
-                offset = at_m * blocks + floor_divide(first, block)
+                offset = at_m * blocks + first // block
                 total = total if turned else e.column(total)
                 e.store(self.outputs[v], total, offset, b.less(first, n))
 
@@ -462,6 +460,12 @@ class WideDot:
                 self.e.store(self.outputs[v], value, offset_of(v, at), only)
             self.hand_on(own, at_m, row, column, piece.shape)
             return self.b.broadcast(values[0][2], piece.shape)
+
+
+def laid(region: Region) -> WideDot:
+    """A Region as it is cut so far."""
+    region.find_inputs()
+    return WideDot(region)
 
 
 def block_of(part: Node) -> int:

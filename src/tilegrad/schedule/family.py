@@ -2,10 +2,10 @@
 
 A Family is asked whether a value may join one of its Regions (`grow`), what it offers for a Region
 on a Target (`offers`: Plans with seconds, or in words why it has none), and for the Bodies of what
-was selected (`lower`). It says how constants that its kernels read are laid out (`layout`), and
-where other Plans are better as a Symbol grows (`breaks`). The table of Families is `families.py`;
-a package from outside adds its own there. Invariant: the offer with the least seconds is taken; a
-fallback's only where no other Family offers; at a tie the one that stands first in the table.
+was selected (`lower`). It says where other Plans are better as a Symbol grows (`breaks`). The table
+of Families is `families.py`; a package from outside adds its own there. Invariant: the offer with
+the least seconds is taken; a fallback's only where no other Family offers; at a tie the one that
+stands first in the table.
 """
 
 from __future__ import annotations
@@ -70,10 +70,6 @@ class Family:
         `jit` compiles each range of a Symbol when it is first met."""
         return ()
 
-    def layout(self, constant: Node, target: Target) -> Any:
-        """The Preparation that makes what kernels read of a constant Node; None: as it is."""
-        return None
-
     def offers(self, region: Region) -> Offers:
         """Plans for a Region with their seconds, or why there is none."""
         return [Offer(roofline(region))]
@@ -85,6 +81,9 @@ class Family:
     def verdict(self, region: Region, verdict: Verdict) -> Verdict:
         """What `explain` tells of a Region that this Family won."""
         return verdict
+
+
+Answers = Sequence[tuple[Family, Offers]]  # of Families that were asked
 
 
 class ByFunction(Family):
@@ -119,16 +118,21 @@ def roofline(region: Region) -> float:
 def select(families: Sequence[Family], region: Region) -> tuple[Family, Offer, Verdict]:
     """The Family and the offer that a Region is lowered by."""
     answers = [(family, family.offers(region)) for family in families]
-    if all(isinstance(found, str) for _, found in answers):
-        said = "; ".join(f"{f.name}: {why}" for f, why in answers) or "no Family has its op"
-        raise InternalError("schedule.family", f"nothing computes {region.values}: {said}")
+    why = refusals(answers)
+    if why:
+        raise InternalError("schedule.family", f"nothing computes {region.values}: {why}")
     family, offer, verdict = judged(answers)
     return family, offer, family.verdict(region, verdict)
 
 
-def judged(
-    answers: Sequence[tuple[Family, Offers]],
-) -> tuple[Family, Offer, Verdict]:
+def refusals(answers: Answers) -> str:
+    """Why no Family offers anything; '' where one does."""
+    if any(not isinstance(found, str) for _, found in answers):
+        return ""
+    return "; ".join(f"{f.name}: {why}" for f, why in answers) or "no Family has its op"
+
+
+def judged(answers: Answers) -> tuple[Family, Offer, Verdict]:
     """The best of what Families answered, of which one at least offers."""
     refused = [(family.name, found) for family, found in answers if isinstance(found, str)]
     offered = [(f, offer) for f, found in answers if not isinstance(found, str) for offer in found]

@@ -32,7 +32,7 @@ from .region import (
     stored_part,
 )
 
-ALONE = {ops.graph.ops[op]: kind for op, kind in KINDS.items() if kind != "dot"}
+ALONE = {ops.graph.ops[op] for op, kind in KINDS.items() if kind != "dot"}
 PRODUCTS = {ops.graph.ops[op] for op, kind in KINDS.items() if kind == "dot"}
 SCALAR_COST = 64  # operations on one element that cost less than a launch
 FEW_ELEMENTS = 1 << 20  # elements that take about as long as a launch
@@ -136,8 +136,7 @@ class Fuser(Cut):
 
     def start(self, node: Node) -> Region:
         """A new Region for a value."""
-        kind = ALONE.get(node.op, "dot" if node.op in PRODUCTS else "loops")
-        kind = "join" if joins(node) else kind
+        kind = "join" if joins(node) else KINDS.get(node.op.name, "loops")
         region = Region(kind, self.target, self.values, number=len(self.regions))
         if node.op in REDUCE:
             region.total = node.inputs[0].size

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ..core.dtype import float64, int64
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, ceil_divide, floor_divide, high, loop_index, low, modulo
+from ..ir.symbol import Expr, Size, ceil_divide, floor_divide, high, loop_index, low
 from ..tile.build import BodyBuilder
 from ..tile.numeric import COMBINE
 from .access import Place, atom_of, unravel
@@ -101,11 +101,11 @@ class Lines(Part):
                 for t, x, new in zip(blocked, totals, values)
             ]
 
-        middle = start + floor_divide(stop - start, block) * block
+        middle = start + (stop - start) // block * block
         for at in b.each("block", start, middle, block, values):
             with self.e.scope():
                 yield from added(at, at + block)
-        if modulo(stop - start, block) != 0:
+        if (stop - start) % block != 0:
             yield from added(middle, stop)
 
 

@@ -35,7 +35,6 @@ from ..ir.symbol import (
     high,
     loop_index,
     minimum,
-    modulo,
     round_up,
     substitute,
 )
@@ -324,7 +323,7 @@ class ColumnLoops(Reductions):
         time where there are enough; long sums of floats in blocks."""
         b, columns = self.b, self.space.region.columns
         many = MANY if high(columns) >= 2 * MANY else 1
-        whole = floor_divide(columns, many) * many
+        whole = columns // many * many
         long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
         totals = {v: b.allocate(self.running[v][0].shape, float64, "l1") for v in long}
         if long:
@@ -336,7 +335,7 @@ class ColumnLoops(Reductions):
         else:
             for column in b.each("column", 0, whole, many):
                 yield column, many
-        if modulo(columns, many) != 0:
+        if columns % many != 0:
             for column in b.each("rest", whole, columns):
                 yield column, 1
         if long:

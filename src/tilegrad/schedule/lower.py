@@ -20,7 +20,7 @@ from .fuse import Fuser
 from .lowering import Lowering
 from .region import DOTS, Region, in_order, stored_part
 from .schedule import Control, Copy, Kernel, Launch, Schedule
-from .state import hold, hold_states, shares_slot, state_behind, states_of
+from .state import hold_states, shares_slot, state_behind, states_of
 
 
 def start(lowering: Lowering) -> None:
@@ -161,26 +161,19 @@ def count_work(
 ) -> dict[int, int]:
     """FLOPs and bytes of a Kernel; the Slots of states that it writes, by argument, with the
     copies that need be as its first steps."""
-    reads, stored = region.inputs, region.arrays
-    kernel.flops, _ = region.work
-    if region.kind == "update":  # the state itself is written in few places
-        node, state = region.anchor, region.anchor.inputs[0]
-        slot = lowering.slots[lowering.slot_of[node]]
-        kernel.steps = hold(lowering, slot, node, 0, state)
-        kernel.flops = node.inputs[1].size
-        kernel.bytes = bytes_moved([r for r in reads if r is not state])
-        return {0: slot.number}
-    if region.kind != "call":
-        kernel.bytes = bytes_moved([*reads, *stored])
-        return {}
-    from .call import work_of_body
+    node, moved, (kernel.flops, _) = region.anchor, [*region.inputs, *region.arrays], region.work
+    if region.kind == "call":
+        from .call import work_of_body
 
-    for body, _ in bodies:
-        kernel.flops = kernel.flops + work_of_body(body)
-    held, kernel.steps = hold_states(lowering, region.anchor, stored)
-    states = {state for _, state in states_of(region.anchor)}  # of which little moves
-    moved = [v for v in [*reads, *stored] if v not in states and state_behind(v) is None]
+        for body, _ in bodies:
+            kernel.flops = kernel.flops + work_of_body(body)
+    elif region.kind == "update":  # the state itself is written in few places
+        kernel.flops = node.inputs[1].size
+    if region.kind in ("call", "update"):
+        states = {state for *_, state in states_of(node)}  # of which little moves
+        moved = [v for v in moved if v not in states and state_behind(v) is None]
     kernel.bytes = bytes_moved(moved)
+    held, kernel.steps = hold_states(lowering, node, region.arrays)
     return held
 
 

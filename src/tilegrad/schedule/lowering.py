@@ -57,6 +57,7 @@ class Lowering:
         steps: Steps,
         donated: Sequence[int] = (),
         bodies: Any = None,
+        frame: Frame | None = None,
     ) -> None:
         self.arguments, self.results, self.target = list(arguments), list(results), target
         self.steps = steps
@@ -68,7 +69,7 @@ class Lowering:
         self.strict = set(self.donated)  # a copy of these would break a promise
         self.rounded: set[Node] = set()  # of which only 16 bits are ever seen
         self.bodies: Any = {} if bodies is None else bodies  # dict or Recent
-        self.frame = Frame()
+        self.frame = frame or Frame()
         self.slots, self.kernels = self.frame.slots, self.frame.kernels
         self.depth = 0
         self.slot_of: dict[Node, int] = {}
@@ -112,8 +113,7 @@ class Lowering:
 
     def nested(self, arguments: Sequence[Node], results: Sequence[Node]) -> Lowering:
         """A Lowering of a Block, into the same list of Kernels and over the same Slots."""
-        inner = Lowering(arguments, results, self.target, self.steps, (), self.bodies)
-        inner.frame, inner.slots, inner.kernels = self.frame, self.slots, self.kernels
+        inner = Lowering(arguments, results, self.target, self.steps, (), self.bodies, self.frame)
         inner.depth, inner.targets = self.depth + 1, {}
         return inner
 

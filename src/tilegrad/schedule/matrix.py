@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from ..core.target import MatrixUnit
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, round_up
+from ..ir.symbol import Size, ceil_divide, high, minimum, round_up
 from ..tile import ops as tile_ops
 from .dot import DotLowering, VectorProducts
 from .family import Bodies, Offer, Offers, roofline
-from .plan import Plan
+from .plan import Plan, even
 from .problem import A, B
 from .region import Region
 
@@ -26,13 +26,6 @@ NEAR = 1 << 14  # bytes of a row panel of a block of k
 SUMS, WIDE = 1 << 20, 512  # bytes of sums that wait for the next block of k, columns of them
 CHUNK = 4  # panels packed side by side
 TILE = 16
-
-
-def unit_for(region: Region) -> MatrixUnit | None:
-    """The matrix unit that can run a dot, if the work is large enough for it."""
-    a, b = region.anchor.inputs[:2]
-    units = [u for u in region.target.matrix_units(a.dtype, b.dtype) if u.m == TILE and u.n == TILE]
-    return units[0] if units else None
 
 
 class MatrixLowering(DotLowering):
@@ -110,8 +103,8 @@ class MatrixLowering(DotLowering):
         along_k, along_n = self.strides(B)
         if (
             along_k == 1 != along_n
-            and modulo(k, self.unit.k) == 0
-            and modulo(n, self.plan.nr) == 0
+            and k % self.unit.k == 0
+            and n % self.plan.nr == 0
             and self.together == 2
         ):
             for j in b.each("panel", 0, self.live):
@@ -153,7 +146,7 @@ class MatrixLowering(DotLowering):
         b, unit, k = self.b, self.unit.k, self.problem.sizes[2]
         for s in b.each("step", 0, count):
             for r, m in enumerate(rows):
-                value = self.line(A, at + s * unit, m, unit, modulo(k, unit) == 0)
+                value = self.line(A, at + s * unit, m, unit, k % unit == 0)
                 b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0))
 
     def panel(self, at: Size, count: Size, rows: list[Size], i: Size, j: Size) -> None:
@@ -162,7 +155,7 @@ class MatrixLowering(DotLowering):
         if "last" in self.ends:
             self.prefetch_rows(rows, start)
         with self.e.scope():
-            number = floor_divide(i - self.row, self.plan.mr)
+            number = (i - self.row) // self.plan.mr
             self.accumulate(number, j, self.rows_ahead(at, i, j))
             if "last" in self.ends:
                 self.finish(at, i, start)
@@ -199,21 +192,16 @@ class MatrixLowering(DotLowering):
             b.do(tile_ops.matrix_store, memory, c, *at, unit=name)
 
 
-def even(size: int, most: int, unit: int) -> int:
-    """A block of nearly equal ones, each at most `most`, a multiple of the unit."""
-    return round_up(ceil_divide(size, ceil_divide(size, max(unit, most // unit * unit))), unit)
-
-
 class TileProducts(VectorProducts):
     """Products on a matrix unit with tiles of its own."""
 
     def offers(self, region: Region) -> Offers:
         """The first unit for the dtypes."""
-        unit = unit_for(region)
-        if unit is None:
-            a, b = (x.dtype.name for x in region.anchor.inputs[:2])
-            return f"no unit of {TILE} x {TILE} multiplies {a} by {b}"
-        return [Offer(roofline(region), unit)]
+        a, b = (x.dtype for x in region.anchor.inputs[:2])
+        for unit in region.target.matrix_units(a, b):
+            if unit.m == unit.n == TILE:
+                return [Offer(roofline(region), unit)]
+        return f"no unit of {TILE} x {TILE} multiplies {a.name} by {b.name}"
 
     def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Bodies."""

@@ -28,6 +28,7 @@ WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
 LANE_TILES = {(8, 2): 1.0, (6, 4): 1.15, (4, 4): 1.3}
 WHOLE_TILES = {(6, 4): 1.0, (24, 1): 1.25}  # of integers, whose row factors take registers
 NARROW_TILES = {(4, 3): 1.0, (6, 2): 1.0, (12, 1): 1.25}
+VECTOR_TILES = WIDE_TILES | NARROW_TILES
 # Seconds, relative to one multiply-add of one lane in a full register tile.
 PACK_B, PACK_B_TURNED, PACK_A, FINISH = 16.0, 24.0, 7.0, 12.0
 PACK_FAR = 48.0  # more for b that no cache of a core has any of: several times its L2
@@ -55,68 +56,97 @@ class Plan:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on: sizes, whether b is packed by turning squares, and whether
-    unfinished sums need a place apart from the result."""
+    """What the choice depends on: sizes, the Target, the dtype of sums, whether b is packed by
+    turning squares, and whether unfinished sums need a place apart from the result."""
 
     batch: int
     m: int
     k: int
     n: int
+    target: Target
+    accumulator: DType
     turned: bool = False
     apart: bool = False
 
+    def best(self) -> Plan:
+        """The cheapest Plan."""
+        return min(self.candidates(), key=self.cost)
 
-def choose_plan(problem: Problem, target: Target, accumulator: DType) -> Plan:
-    """The cheapest Plan."""
-    return min(
-        candidates(problem, target, accumulator),
-        key=lambda plan: cost(plan, problem, target, accumulator),
-    )
+    @property
+    def workers(self) -> int:
+        """Cores that draw programs."""
+        return max(1, self.target.cores)
+
+    def candidates(self) -> Iterator[Plan]:
+        """Plans worth a look: every register tile, a few ways to cut k, m and n."""
+        lanes, workers = self.target.lanes(self.accumulator), self.workers
+        m, n = max(1, self.m), max(1, self.n)
+        depths = dict.fromkeys(block_of_k(self.k, depth) for depth in DEPTHS)
+        if invariant():
+            depths = {max(1, min(self.k, ONE_DEPTH)): None}
+        for block_k, (mr, across) in itertools.product(depths, self.tiles()):
+            nr = across * lanes
+            rows = balanced(m, mr)
+            fit = max(nr, SCRATCH_B // (block_k * self.accumulator.size) // nr * nr)
+            least = ceil_divide(n, fit)
+            counts = {least, round_up(least, workers), 2 * workers * ceil_divide(least, workers)}
+            for count in counts:
+                block_n = min(fit, max(nr, ceil_divide(n, count * nr) * nr))
+                for cuts in {1, workers, 2 * workers}:
+                    block_m = max(rows, ceil_divide(m, cuts * rows) * rows)
+                    block_m = min(block_m, m) if cuts == 1 else block_m
+                    yield Plan(rows, across, lanes, block_m, block_n, block_k)
+
+    def tiles(self) -> dict[tuple[int, int], float]:
+        """Register tiles worth a look, with their relative costs."""
+        if self.target.multiplies_by_lane:
+            return LANE_TILES
+        wide = WIDE_TILES if self.accumulator.is_float else WHOLE_TILES
+        return wide if self.target.vector_registers >= 32 else NARROW_TILES
+
+    def cost(self, plan: Plan) -> float:
+        """Relative time of the slowest worker."""
+        columns = _parts(max(1, self.n), plan.block_n)
+        rows = _parts(max(1, self.m), plan.block_m)
+        of_size = {(r, c): self.program(plan, r, c) for r in set(rows) for c in set(columns)}
+        works = [of_size[r, c] for r in rows for c in columns]
+        if len(works) * self.batch > 4096:
+            return sum(works) * self.batch / self.workers
+        loads = [0.0] * self.workers
+        for work in works * self.batch:  # workers draw programs in order
+            heapq.heapreplace(loads, loads[0] + work)
+        return max(loads)
+
+    def program(self, plan: Plan, rows: int, columns: int) -> float:
+        """Work of one program."""
+        k = max(1, self.k)
+        width = round_up(columns, plan.nr)
+        strips = ceil_divide(rows, plan.mr)
+        results = width * strips * plan.mr
+        pack = PACK_B_TURNED if self.turned else PACK_B
+        if self.k * max(1, self.n) * self.accumulator.size > 4 * self.target.memories["l2"].bytes:
+            pack += PACK_FAR
+        multiply = results * k * self.tile(plan)
+        pack_a, pack_b = k * strips * plan.mr * PACK_A, k * width * pack
+        kept = KEEP_APART if self.apart else KEEP
+        finish = results * (FINISH + (ceil_divide(k, plan.block_k) - 1) * kept)
+        return float(multiply + pack_b + pack_a + finish)
+
+    def tile(self, plan: Plan) -> float:
+        """Relative cost of a multiply-add in a Plan's register tile."""
+        tiles = LANE_TILES if self.target.multiplies_by_lane else VECTOR_TILES
+        short = max(0.0, 1.0 - plan.mr * plan.across / 24)  # does less per load of b
+        return tiles.get((plan.mr, plan.across), 1.0 + 0.25 * short)
 
 
 def block_of_k(k: int, depth: int) -> int:
     """How much of k is packed at a time: all of it, or parts of nearly equal size."""
-    if 2 * k <= 3 * depth:
-        return max(1, k)
-    parts = ceil_divide(k, depth)
-    part = ceil_divide(k, parts)
-    return round_up(part, 16)
+    return max(1, k) if 2 * k <= 3 * depth else even(k, depth, 16)
 
 
-def tiles_of(target: Target, accumulator: DType) -> dict[tuple[int, int], float]:
-    """Register tiles worth a look, with their relative costs."""
-    if target.multiplies_by_lane:
-        return LANE_TILES
-    wide = WIDE_TILES if accumulator.is_float else WHOLE_TILES
-    return wide if target.vector_registers >= 32 else NARROW_TILES
-
-
-def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator[Plan]:
-    """Plans worth a look: every register tile, a few ways to cut k, m and n."""
-    lanes = target.lanes(accumulator)
-    tiles = tiles_of(target, accumulator)
-    workers = max(1, target.cores)
-    m, n = max(1, problem.m), max(1, problem.n)
-    depths = dict.fromkeys(block_of_k(problem.k, depth) for depth in DEPTHS)
-    if invariant():
-        depths = {max(1, min(problem.k, ONE_DEPTH)): None}
-    for block_k, (mr, across) in itertools.product(depths, tiles):
-        nr = across * lanes
-        rows = balanced(m, mr)
-        fit = max(nr, SCRATCH_B // (block_k * accumulator.size) // nr * nr)
-        least = ceil_divide(n, fit)
-        for count in {least, round_up(least, workers), 2 * workers * ceil_divide(least, workers)}:
-            block_n = max(nr, ceil_divide(n, count * nr) * nr)
-            for cuts in {1, workers, 2 * workers}:
-                block_m = max(rows, ceil_divide(m, cuts * rows) * rows)
-                yield Plan(
-                    rows,
-                    across,
-                    lanes,
-                    min(block_m, m) if cuts == 1 else block_m,
-                    min(block_n, fit),
-                    block_k,
-                )
+def even(size: int, most: int, unit: int) -> int:
+    """A block of nearly equal ones, each at most `most`, a multiple of the unit."""
+    return round_up(ceil_divide(size, ceil_divide(size, max(unit, most // unit * unit))), unit)
 
 
 def balanced(m: int, most: int) -> int:
@@ -127,50 +157,5 @@ def balanced(m: int, most: int) -> int:
     return min(options, key=lambda r: (round_up(m, r) * (1 + 0.06 * (most - r)), -r))
 
 
-def cost(plan: Plan, problem: Problem, target: Target, accumulator: DType) -> float:
-    """Relative time of the slowest worker."""
-    workers = max(1, target.cores)
-    m, n = max(1, problem.m), max(1, problem.n)
-    columns, rows = _parts(n, plan.block_n), _parts(m, plan.block_m)
-    pack = PACK_B_TURNED if problem.turned else PACK_B
-    if problem.k * n * accumulator.size > 4 * target.memories["l2"].bytes:
-        pack += PACK_FAR
-    tile = _tile(plan, target)
-    of_size = {
-        (r, c): _program(plan, problem, r, c, tile, pack) for r in set(rows) for c in set(columns)
-    }
-    works = [of_size[r, c] for r in rows for c in columns]
-    if len(works) * problem.batch > 4096:
-        return sum(works) * problem.batch / workers
-    loads = [0.0] * workers
-    for work in works * problem.batch:  # workers draw programs in order
-        heapq.heapreplace(loads, loads[0] + work)
-    return max(loads)
-
-
 def _parts(size: int, block: int) -> list[int]:
     return [min(block, size - start) for start in range(0, size, block)]
-
-
-def _tile(plan: Plan, target: Target) -> float:
-    """Relative cost of a multiply-add in a Plan's register tile."""
-    tiles = LANE_TILES if target.multiplies_by_lane else WIDE_TILES | NARROW_TILES
-    known = tiles.get((plan.mr, plan.across))
-    if known is None:  # a shorter tile does less per load of b
-        known = 1.0 + 0.25 * max(0.0, 1.0 - plan.mr * plan.across / 24)
-    return known
-
-
-def _program(
-    plan: Plan, problem: Problem, rows: int, columns: int, tile: float, pack: float
-) -> float:
-    """Work of one program; `tile` is that of a multiply-add, `pack` of packing an element of b."""
-    k = max(1, problem.k)
-    panels, strips = ceil_divide(columns, plan.nr), ceil_divide(rows, plan.mr)
-    multiply = panels * plan.nr * strips * plan.mr * k * tile
-    pack_b = k * panels * plan.nr * pack
-    pack_a = k * strips * plan.mr * PACK_A
-    finish = panels * plan.nr * strips * plan.mr * FINISH
-    kept = KEEP_APART if problem.apart else KEEP
-    finish += panels * plan.nr * strips * plan.mr * (ceil_divide(k, plan.block_k) - 1) * kept
-    return float(multiply + pack_b + pack_a + finish)

@@ -20,9 +20,7 @@ from ..ir.symbol import (
     atoms,
     ceil_divide,
     coefficient,
-    floor_divide,
     high,
-    modulo,
     round_up,
 )
 from ..ir.types import product
@@ -179,7 +177,7 @@ class Grouped(OfMatrices):
         across, count = ceil_divide(n, columns), high(row_groups)
         grid = (ceil_divide(m, rows) + count) * across
         p = b.program(0, grid)
-        number, row_group = floor_divide(p, across), b.index(0)
+        number, row_group = p // across, b.index(0)
 
         def begins(at: Size) -> Size:
             value = b.cast(e.value(self.offsets, (at,)), int64)
@@ -187,13 +185,13 @@ class Grouped(OfMatrices):
 
         for half in reversed(range((count - 1).bit_length())):  # the last that begins by then
             at = b.bounded("at", b.apply("add", row_group, b.index(1 << half)), 0, count - 1)
-            here = b.less_equal(floor_divide(begins(at), rows) + at, number)
+            here = b.less_equal(begins(at) // rows + at, number)
             row_group = b.apply("where", here, b.index(at), row_group)
         at = b.atom("group", row_group, 0, count - 1)
         first, self.stop = begins(at), begins(at + 1)
-        far = number - floor_divide(first, rows) - at
+        far = number - first // rows - at
         row = b.atom("first", b.index(first + far * rows), 0, high(m) + rows * (count + 1))
-        return grid, at, row, modulo(p, across) * columns
+        return grid, at, row, p % across * columns
 
 
 class Unpacked(OfMatrices):

@@ -38,7 +38,7 @@ from ..kernels.matmul.threads_matmul import ThreadPlan
 from ..tile import ops as tile_ops
 from .access import Index, base_of
 from .cost import instructions
-from .dot_wide import WideDot
+from .dot_wide import WideDot, laid
 from .family import Bodies
 from .fuse import Fuser
 from .lowering import Lowering
@@ -143,8 +143,7 @@ def _pays(side: int, dot: Node, values: set[Node], target: Target) -> bool:
 def _takes(dot: Node, values: set[Node], target: Target) -> bool:
     """Whether the library takes a product of such operands."""
     like = Region("dot", target, values, [dot], dot.size, stored=[dot])
-    like.find_inputs()
-    return WideDot(like).choice is not None
+    return laid(like).choice is not None
 
 
 # ---- the tiled kernel ----------------------------------------------------------------------------

@@ -50,15 +50,8 @@ class Quantised(Family):
         flops = 2 * tokens * shape.rows * shape.columns
         return max(moved / target.peak_bytes(), flops / max(1.0, target.peak_flops(shape.dtype)))
 
-    def layout(self, constant: Node, target: Target) -> Preparation:
-        """How the bytes of an `unpack` are prepared."""
-        (raw,) = constant.inputs
-        return self.layout_of([raw.shape[0]], constant.attrs["format"], constant.shape[-1], target)
-
-    def layout_of(
-        self, rows: Sequence[int], form: str, columns: int, target: Target
-    ) -> Preparation:
-        """The same of weights that one product reads together."""
+    def layout(self, rows: Sequence[int], form: str, columns: int, target: Target) -> Preparation:
+        """How the bytes of weights that one product reads together are prepared."""
         return Preparation(kind_of(target), form, rows, columns)
 
 

@@ -136,31 +136,19 @@ def reads_of(
 
 
 def own_index(node: Node, row: Size, column: Size, region: Region) -> Index | None:
-    """The index of a value's element at (row, column) of its Region, or None if none fits."""
-    size = node.size
-    if size == region.total:
-        linear = row * region.columns + column
-        if region.order == "column" and region.rows is not None:
-            linear = column * region.rows + row  # rows run fastest: reductions lead
-        return _split_index(node, linear, row, column, region)
-    if region.rows is not None and size == region.rows:
-        return unravel(row, node.shape)
-    return None
-
-
-def _split_index(node: Node, linear: Size, row: Size, column: Size, region: Region) -> Index:
-    """Unravel row and column apart where the shape has a boundary between them."""
-    if region.rows is None:
-        return unravel(linear, node.shape)
-    first, second = (row, column) if region.order == "row" else (column, row)
-    lead = region.rows if region.order == "row" else region.columns
-    size: Size = 1
-    for axis in range(len(node.shape) + 1):
-        if size == lead and product(node.shape[:axis]) == lead:
-            return unravel(first, node.shape[:axis]) + unravel(second, node.shape[axis:])
-        if axis < len(node.shape):
-            size = size * node.shape[axis]
-    return unravel(linear, node.shape)
+    """The index of a value's element at (row, column) of its Region, or None if none fits; row and
+    column are unravelled apart where the shape has a boundary between them."""
+    shape = node.shape
+    if node.size != region.total:
+        return unravel(row, shape) if node.size == region.rows else None
+    pairs = [(row, region.row_count), (column, region.columns)]
+    if region.order == "column":  # rows run fastest: reductions lead
+        pairs.reverse()
+    (first, lead), (second, inner) = pairs
+    for axis in range(len(shape) + 1):
+        if product(shape[:axis]) == lead:
+            return unravel(first, shape[:axis]) + unravel(second, shape[axis:])
+    return unravel(first * inner + second, shape)
 
 
 def axes_of(node: Node) -> tuple[int, ...]:
@@ -286,12 +274,9 @@ class Cut:
     def adapted(self, node: Node, region: Region) -> Region | None:
         """The Region with rows set so that the value has a place in it, or None."""
         if node.op not in REDUCE:
-            size = node.size
-            if size == region.total or (region.rows is not None and size == region.rows):
-                if region.order == "column" and size == region.total:
-                    return None  # columns are swept once: no element-level results
-                return region
-            return None
+            if region.order == "column" and node.size == region.total:
+                return None  # columns are swept once: no element-level results
+            return region if node.size in (region.total, region.rows) else None
         split = reduce_split(node)
         if split is None or node.inputs[0].size != region.total:
             return None
@@ -302,11 +287,9 @@ class Cut:
             return replace(region, rows=rows, order=order)
         return region if (rows, order) == (region.rows, region.order) else None
 
-    def aligned(self, node: Node, region: Region, own: set[Node] | None = None) -> bool:
+    def aligned(self, node: Node, region: Region) -> bool:
         """Whether the value reads the Region's own values only at its own element."""
-        mine = self.regions[region.number] if own is None else None
-        leaves = self.leaves(node)
-        inside = {x for x in leaves if (self.region_of.get(x) is mine if own is None else x in own)}
+        inside = set(region.values).intersection(self.leaves(node))
         if not inside:
             return True
         row = loop_index("row", region.row_count)

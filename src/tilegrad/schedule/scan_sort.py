@@ -18,7 +18,7 @@ from .evaluate import running
 from .family import Bodies
 from .region import Region
 from .sheet import Sheet
-from .space import identity
+from .space import fitting, identity
 
 BLOCK = 64  # elements that a running sum adds one by one before what came before is added
 
@@ -53,14 +53,13 @@ def lower_scan(region: Region) -> Bodies:
     axis = Axis(node)
     sheet = Sheet.of(region)
     lanes = region.target.lanes(node.dtype.wide) if high(axis.inner) >= 4 else 1
-    while lanes > 1 and lanes >= 2 * high(axis.inner):
-        lanes //= 2
+    lanes = fitting(lanes, axis.inner)
     grid, (outer, block) = sheet.programs(axis.outer, ceil_divide(axis.inner, lanes))
     base = block * lanes
     if lanes == 1:
         _run_along(sheet, axis, outer, base, ())
     else:
-        whole = modulo(axis.inner, lanes) == 0
+        whole = axis.inner % lanes == 0
         with sheet.e.vector(base, lanes, axis.inner, whole) as lane:
             _run_along(sheet, axis, outer, lane, (lanes,))
     return [sheet.end(grid)]

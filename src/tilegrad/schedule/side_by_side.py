@@ -10,8 +10,11 @@ Invariant: none of the joined Kernels reads or writes what another of them write
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
+from ..ir.block import Block
+from ..ir.node import Node
 from ..ir.symbol import high
 from ..ir.types import Memory
 from ..tile import ops
@@ -117,29 +120,28 @@ def side_by_side(bodies: Sequence[Body]) -> Body:
         parameters += [(f"{p.attrs['name']}_{number}", p.type) for p in body.parameters]  # type: ignore[misc]
     b = BodyBuilder(name, parameters)
     program = b.add(ops.program(axis=0))
-    sizes = [int(high(body.grid[0])) for body in bodies]
-    firsts = [sum(len(x.parameters) for x in bodies[:n]) for n in range(len(bodies))]
+    pieces: list[tuple[int, Block, list[Node]]] = []  # first program, what it runs on what
+    given, count = iter(b.parameters), 0
+    for body in bodies:
+        pieces.append((count, body.block, list(islice(given, len(body.parameters)))))
+        count += int(high(body.grid[0]))
 
-    def among(number: int, start: int) -> None:
+    def among(pieces: Sequence[tuple[int, Block, list[Node]]]) -> None:
+        (first, block, arguments), *others = pieces
+
         def here() -> None:
-            own = program
-            if start:
-                own = b.apply("subtract", program, start)
-            body = bodies[number]
-            given = b.parameters[firsts[number] : firsts[number] + len(body.parameters)]
+            own = b.apply("subtract", program, first) if first else program
             copy_block(
-                b, body.block, given, lambda _, node, __: own if node.op is ops.program else None
+                b, block, arguments, lambda _, node, __: own if node.op is ops.program else None
             )
 
-        end = start + sizes[number]
-        if number == len(bodies) - 1:
-            here()
+        if others:
+            b.branch(b.apply("less", program, others[0][0]), here, lambda: among(others))
         else:
-            inside = b.apply("less", program, end)
-            b.branch(inside, here, lambda: among(number + 1, end))
+            here()
 
-    among(0, 0)
+    among(pieces)
     notes: dict[str, Any] = {"warps": max(body.notes.get("warps", 4) for body in bodies)}
     if any(body.notes.get("distinct") for body in bodies):
         notes["distinct"] = True
-    return b.finish((sum(sizes),), **notes)
+    return b.finish((count,), **notes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from ..core.config import invariant
@@ -25,6 +26,7 @@ from ..ir.symbol import (
     high,
     loop_index,
     modulo,
+    multiply,
 )
 from .access import (
     MOVEMENT,
@@ -66,6 +68,13 @@ def is_blocked(node: Node) -> bool:
     """Whether a long reduction is a sum whose error grows with each addition to one accumulator:
     it is added in blocks of `CHAIN` additions, whose totals are added in float64."""
     return node.op is ops.sum_ and node.inputs[0].dtype.is_float
+
+
+def fitting(lanes: int, size: Size) -> int:
+    """Vector lanes that are not twice as many as what they run along, halved until they fit."""
+    while lanes > 1 and lanes >= 2 * high(size):
+        lanes //= 2
+    return lanes
 
 
 class Space:
@@ -145,7 +154,7 @@ class Space:
                 if modulo(extent, inner) == 0 and self._linear(extent, inner):
                     return inner
         exact = [c for c in ordered if isinstance(c, int)]
-        smallest = [c for c in exact if c > 1 and modulo(extent, c) == 0]
+        smallest = [c for c in exact if c > 1 and extent % c == 0]
         return min(smallest, default=extent)
 
     def cuts(self) -> tuple[Size, list[Size]]:
@@ -159,17 +168,11 @@ class Space:
         else:
             extent = region.row_count
             shapes = [v.shape for v in self.reduces]
-        candidates: dict[Size, None] = {extent: None}
-        for shape in shapes:
-            size: Size = 1
-            for s in reversed(shape):
-                size = size * s
-                if size != 1:
-                    candidates[size] = None
-        exact = [c for c in candidates if isinstance(c, int)]
-        ordered: list[Size] = [c for c in candidates if not isinstance(c, int)]
-        ordered = [extent] + [c for c in ordered if c is not extent] + sorted(exact, reverse=True)
-        return extent, ordered
+        sizes = [size for shape in shapes for size in accumulate(reversed(shape), multiply)]
+        candidates = dict.fromkeys(size for size in (extent, *sizes) if size != 1)
+        exact = sorted((c for c in candidates if isinstance(c, int)), reverse=True)
+        others = [c for c in candidates if not isinstance(c, int) and c is not extent]
+        return extent, [extent, *others, *exact]
 
     def _linear(self, extent: Size, inner: Size) -> bool:
         """Whether every stored value is read linearly along an inner axis of this size."""
@@ -179,13 +182,13 @@ class Space:
         outer = loop_index("outer", floor_divide(extent, inner))
         along = outer * inner + lane
         self.shape = self._shape(inner)
-        row: Size = outer
-        column: Size = lane
-        if self.reduces and self.order == "row":
+        by_row = self.reduces and self.order == "row"
+        if by_row:
             row, column = loop_index("row", self.region.row_count), along
         elif self.reduces:
             row, column = along, loop_index("column", self.region.columns)
-        by_row = self.reduces and self.order == "row"
+        else:
+            row, column = outer, lane
         stored = [v for v in self.region.stored if v not in self.reduces]
         writes = [v for v in stored if not (by_row and self.is_per_row(v))]
         starts = self.expressions_at(self.reduces, writes, row, column)
@@ -245,11 +248,7 @@ class Space:
             many = 4
         if self.reduces and self.order == "row" and invariant():
             widest = 8  # whatever else is computed in the same loop
-        lanes = max(1, self.target.vector_bytes // widest) * many
-        size = high(inner)
-        while lanes > 1 and lanes >= 2 * size:
-            lanes //= 2
-        return lanes
+        return fitting(max(1, self.target.vector_bytes // widest) * many, inner)
 
     def _inlined(self) -> list[Node]:
         def read(node: Node) -> bool:

@@ -92,54 +92,47 @@ def hold(lowering: Lowering, slot: Slot, writer: Node, number: int, state: Node)
 
 
 def hold_states(
-    lowering: Lowering, call: Node, stored: Sequence[Node]
+    lowering: Lowering, writer: Node, stored: Sequence[Node]
 ) -> tuple[dict[int, int], list[Any]]:
-    """Slots of the states that a call writes, by argument, and the copies that need be."""
+    """Slots of the states that a Node writes, by argument, and the copies that need be."""
     held: dict[int, int] = {}
     steps: list[Any] = []
     wanted = {found[1]: v for v in stored if (found := state_behind(v)) is not None}
-    for argument, (number, state) in zip(call.attrs["callee"].states, states_of(call)):
+    for argument, number, state in states_of(writer):
         after = wanted.get(number)  # None: nobody reads the state that is left
         slot = (
             lowering.new_slot(state.type, "scratch") if after is None else lowering.slot_of[after]
         )
-        steps += hold(lowering, lowering.slots[slot], call, number, state)
+        steps += hold(lowering, lowering.slots[slot], writer, number, state)
         held[argument] = slot
     return held, steps
 
 
-def states_of(node: Node) -> list[tuple[int, Node]]:
-    """(place among the results, state) for each argument that a call writes in place."""
-    callee = node.attrs["callee"] if node.op is ops.call else None
-    if callee is None or not callee.states:
-        return []
+def states_of(node: Node) -> list[tuple[int, int, Node]]:
+    """(argument, place among the results, state) of each that is written in place."""
+    if node.op is ops.update:
+        return [(0, 0, node.inputs[0])]
+    states = node.attrs["callee"].states if node.op is ops.call else ()
     results = len(node.type.items) if isinstance(node.type, Tuple) else 1
-    first = results - len(callee.states)
-    return [(first + i, node.inputs[place]) for i, place in enumerate(callee.states)]
+    first = results - len(states)
+    return [(at, first + i, node.inputs[at]) for i, at in enumerate(states)]
 
 
 def state_behind(node: Node) -> tuple[Node, int, Node] | None:
     """(what writes it, number of the result, state) of a value that is a written state."""
-    if node.op is ops.update:
-        return node, 0, node.inputs[0]
-    writer = node.inputs[0] if node.op is ops.get else node
-    number = node.attrs["index"] if node.op is ops.get else 0
-    found = states_of(writer) if writer.op is ops.call else []
-    return next(((writer, place, state) for place, state in found if place == number), None)
+    writer, number = (node.inputs[0], node.attrs["index"]) if node.op is ops.get else (node, 0)
+    found = [(writer, at, state) for _, at, state in states_of(writer) if at == number]
+    return found[0] if found else None
 
 
 def overwritten(region: Region) -> list[tuple[int, Node, bool]]:
     """(number, state, promised) of what a Region may overwrite; promised: a copy is an error."""
     node = region.anchor
-    if region.kind == "update":
-        return [(0, node.inputs[0], True)]
-    if region.kind == "call":
-        return [(number, state, True) for number, state in states_of(node)]
     if region.kind == "control" and node.op is not ops.cond:
         body = node.blocks[-1]
         carries = node.attrs["carries"]
         return [(i, node.inputs[i], is_updated(body, i)) for i in range(carries)]
-    return []
+    return [(number, state, True) for _, number, state in states_of(node)]
 
 
 def is_updated(body: Block, number: int) -> bool:

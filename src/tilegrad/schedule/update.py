@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.dtype import int64
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo, round_up
+from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, round_up
 from ..ir.types import product
 from ..tile.build import BodyBuilder
 from ..tile.numeric import COMBINE
@@ -24,6 +24,7 @@ from .family import Bodies, Made
 from .loops import lower_loops
 from .region import Region, leaves_of
 from .sheet import Sheet
+from .space import fitting
 
 BLOCK = 1024
 
@@ -138,31 +139,24 @@ class VectorUpdate(Update):
         given = [*parameters.reads(self.reads), parameters.state(self.state)]
         self.sheet = Sheet(self.name, given)
         self.b, self.e, self.memory = self.sheet.b, self.sheet.e, self.sheet.others["state"]
-        lead, rest, lanes = self.count, self.rest, self.lanes(self.rest)
-        block = max(lanes, min(BLOCK, ceil_divide(high(rest), 4)))
+        lanes = fitting(max(1, self.target.vector_bytes // 4), self.rest)
+        block = max(lanes, min(BLOCK, ceil_divide(high(self.rest), 4)))
         block = round_up(block, lanes)
-        blocks = ceil_divide(rest, block)
+        blocks = ceil_divide(self.rest, block)
         if self.once():
-            grid, (number, own) = self.sheet.programs(lead, blocks)
-            self.row(number, own * block, rest, block, lanes)
+            grid, (number, own) = self.sheet.programs(self.count, blocks)
+            self.row(number, own * block, block, lanes)
             return [self.sheet.end(grid)]
         start = self.b.program(0, blocks) * block
-        for i in self.b.each("i", 0, lead):
+        for i in self.b.each("i", 0, self.count):
             with self.e.scope():
-                self.row(i, start, rest, block, lanes)
+                self.row(i, start, block, lanes)
         return [self.sheet.end(blocks)]
 
-    def lanes(self, rest: Size) -> int:
-        """Vector lanes along the unindexed elements."""
-        lanes = max(1, self.target.vector_bytes // 4)
-        while lanes > 1 and lanes >= 2 * high(rest):
-            lanes //= 2
-        return lanes
-
-    def row(self, i: Size, start: Size, rest: Size, block: int, lanes: int) -> None:
+    def row(self, i: Size, start: Size, block: int, lanes: int) -> None:
         """All writes of index number i within a block."""
         positions, inside = self.positions(i)
-        stop = minimum(start + block, rest)
+        stop = minimum(start + block, self.rest)
 
         def write(lane: Size) -> None:
             inner = unravel(lane, self.value.shape[self.rank :])
@@ -172,11 +166,11 @@ class VectorUpdate(Update):
             self.e.store(self.memory, x, offset)
 
         def all_lanes() -> None:
-            if lanes == 1 and high(rest) == 1:
+            if lanes == 1 and high(self.rest) == 1:
                 write(0)
                 return
             for base in self.b.each("j", start, stop, lanes):
-                with self.e.vector(base, lanes, rest, modulo(rest, lanes) == 0) as lane:
+                with self.e.vector(base, lanes, self.rest, self.rest % lanes == 0) as lane:
                     write(lane)
 
         if inside is None:
