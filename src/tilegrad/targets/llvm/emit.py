@@ -24,7 +24,7 @@ from ...tile.build import Body, body_sites, body_symbols
 from ...tile.row import emitters
 from . import emit_memory, emit_shape
 from .emit_shape import Emission, Emit, Values, count_of, in_matrix_unit, lanes_of, size_text
-from .rules import Vectors, convert, literal, row_for, scalar_type, splat_constant, type_of, vector
+from .rules import ROWS, Vectors, literal, scalar_type, splat_constant, type_of, vector
 
 
 def emit(body: Body, name: str | None = None, target: Target | None = None) -> tuple[str, int]:
@@ -107,7 +107,7 @@ def walk(e: Emission, block: Block) -> None:
 def emit_node(e: Emission, node: Node) -> None:
     """Emit one Node."""
     emit = OPS.get(node.op.name)
-    if emit is None and node.op.category in ("unary", "binary", "compare", "ternary"):
+    if emit is None and node.op.name in ROWS:
         emit = elementwise
     if emit is None:
         raise InternalError("llvm.emit", f"no way to emit {node.op}")
@@ -119,10 +119,9 @@ def emit_node(e: Emission, node: Node) -> None:
 def elementwise(e: Emission, node: Node) -> Values:
     """One row of `rules`, for every vector of the tile."""
     inputs = [e.values[i] for i in node.inputs]
-    dtype = node.inputs[-1].dtype
-    lanes = lanes_of(node)
-    row = row_for(node.op.name, node.op.name in ANGLES and _is_near(node))
-    return [row(e, dtype, lanes, list(parts)) for parts in zip(*inputs)]
+    dtype, name = node.inputs[-1].dtype, node.op.name
+    vectors = Vectors(e, lanes_of(node), name in ANGLES and _is_near(node))
+    return [ROWS[name](vectors, dtype, *parts) for parts in zip(*inputs)]
 
 
 def _program(e: Emission, node: Node) -> Values:
@@ -151,8 +150,8 @@ def _iota(e: Emission, node: Node) -> Values:
 
 
 def _cast(e: Emission, node: Node) -> Values:
-    source, lanes = node.inputs[0].dtype, lanes_of(node)
-    return [convert(e, source, node.dtype, lanes, x) for x in e.values[node.inputs[0]]]
+    source, vectors = node.inputs[0], Vectors(e, lanes_of(node))
+    return [vectors.convert(x, source.dtype, node.dtype) for x in e.values[source]]
 
 
 def _bitcast(e: Emission, node: Node) -> Values:

@@ -57,7 +57,6 @@ class NativeSteps:
                 symbols[value] if isinstance(value, str) else int(evaluate(value, symbols))
             )
         self.record = Record(launcher.table, launcher.index, launcher.slots, self.scalars)
-        self.at = self.record.at
 
 
 class NativeLauncher(Launcher):
@@ -126,7 +125,7 @@ class NativeLauncher(Launcher):
 
     def launch(self, steps: NativeSteps) -> None:
         """Run the table once."""
-        worker_pool().run_step(steps.at, self.n_slots, self.inline, self.faults)
+        worker_pool().run_step(steps.record.at, self.n_slots, self.inline, self.faults)
 
     def capture(
         self, steps: NativeSteps, slots: Sequence[int], copies: Sequence[SlotCopy]
@@ -153,7 +152,6 @@ class NativeCaptured:
         self.fault_words = [(n, self.slots[n]) for n, _ in fault_slots(launcher.recipe)]
         self.table = self._table()
         self.record = Record(self.table, launcher.index, self.slots, steps.scalars)
-        self.record_at, self.inline = self.record.at, launcher.inline
         self.point(slots)
 
     @property
@@ -180,7 +178,7 @@ class NativeCaptured:
 
     def launch(self) -> None:
         """Run once more."""
-        worker_pool().run_step(self.record_at, self.n_slots, self.inline, self.faults)
+        worker_pool().run_step(self.record.at, self.n_slots, self.launcher.inline, self.faults)
 
     # ---- profiles -------------------------------------------------------------------------
 
@@ -214,4 +212,4 @@ class NativeCaptured:
         """Run some entries of the table, on as many workers as a run has."""
         part = self.table[first : first + count]
         record = Record(part, self.launcher.index, self.slots, self.steps.scalars)
-        worker_pool().run_step(record.at, self.n_slots, self.inline)
+        worker_pool().run_step(record.at, self.n_slots, self.launcher.inline)
