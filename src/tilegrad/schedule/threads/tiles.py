@@ -125,9 +125,7 @@ class TileEvaluator(ExponentEvaluator):
 
     def inside(self) -> Node | None:
         """The mask of the whole tile, where one is needed."""
-        rows = None if self.row_mask is None else self.column(self.row_mask)
-        mask = self.body.logical_and(rows, self.lane_mask)
-        return None if mask is None else self.body.broadcast(mask, self.full)
+        return self._range(self.full)
 
     def _value(self, node: Node, index: Index) -> Node:
         """A product that is stored nowhere and added to something is rounded once with the sum."""
@@ -233,10 +231,10 @@ class TileEvaluator(ExponentEvaluator):
         """The mask of the rows and lanes that a tile of this shape spans."""
         b = self.body
         mask: Node | None = None
-        if self.lane is not None and shape and shape[-1] == self.lanes:
-            mask = self.lane_mask
         if self.row_mask is not None and len(shape) == 2 and shape[0] == self.rows:
-            mask = b.logical_and(mask, self.column(self.row_mask))
+            mask = self.column(self.row_mask)
+        if self.lane is not None and shape and shape[-1] == self.lanes:
+            mask = b.logical_and(mask, self.lane_mask)
         return None if mask is None else b.broadcast(mask, shape)
 
     def _turned(self, memory: Node, by_lane: Size, start: Size) -> Node:

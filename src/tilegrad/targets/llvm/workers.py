@@ -217,12 +217,12 @@ class WorkerPool:
             workers = 1 if inline else team.running or team.start_threads()
             self._busy = True
             try:
-                code = self._start(team.pool, record, workers)
+                code = native().start(team.pool, record, workers)
                 while code:  # paused: Python has now looked at its signals
                     if faults is not None and faults.open_end and faults.seen():
                         self._stop(team)
                         break
-                    code = self._resume(team.pool, workers)
+                    code = native().resume(team.pool, workers)
             except BaseException:
                 self._stop(team)
                 raise
@@ -258,8 +258,6 @@ class WorkerPool:
             self._team = self._finalizer = None
 
     def _form(self) -> Team:
-        functions = native()
-        self._start, self._resume = functions.start, functions.resume
         team = Team(self.threads)
         team.reserve(0, self._scratch_bytes)
         self._finalizer = weakref.finalize(self, team.quit)
