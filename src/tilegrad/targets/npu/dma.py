@@ -43,16 +43,31 @@ IDLE, RUN, POST = 0, 1, 2
 NOTHING = Instruction("halt")
 
 
+class Memories:
+    """The memories on the chip: the scratchpad with 2:4 indices of its elements, and the sums."""
+
+    def __init__(self, p: Parameters) -> None:
+        self.p, size = p, (p.scratchpad_rows, p.row_elements)
+        self.scratchpad, self.indices = np.zeros(size, np.uint16), np.zeros(size, np.uint8)
+        kind: Any = np.float32 if p.floating else np.int32
+        self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
+
+
 class Unit:
     """The states of one unit."""
 
-    number = 0
+    number: int  # of its queue
 
-    def __init__(self, p: Parameters, queue: Queue, tokens: Tokens) -> None:
-        self.p, self.queue, self.tokens = p, queue, tokens
+    def __init__(self, p: Parameters, tokens: Tokens, memories: Memories, dram: Dram) -> None:
+        self.p, self.tokens, self.memories, self.dram = p, tokens, memories, dram
+        self.queue = Queue(p.queue)
         self.state = IDLE
         self.word = NOTHING
         self.cause = "empty"  # what this cycle was spent on
+        self.reset()
+
+    def reset(self) -> None:
+        """The registers that keep something from one instruction to the next."""
 
     def step(self) -> None:
         """One edge."""
@@ -142,17 +157,10 @@ class Load(Unit):
 
     number = 0
 
-    def __init__(self, p: Parameters, queue: Queue, tokens: Tokens, dram: Dram) -> None:
-        super().__init__(p, queue, tokens)
-        self.dram = dram
-        self.scratchpad = np.zeros((p.scratchpad_rows, p.row_elements), np.uint16)
-        self.indices = np.zeros((p.scratchpad_rows, p.row_elements), np.uint8)
+    def reset(self) -> None:
+        """See `Unit`."""
         self.asking = False  # arvalid
-        self.address = self.row_address = self.left = self.ask_rows = 0
-        self.row = self.beat = self.beats = 0
-        self.buffer = bytearray(-(-4096 // p.dma_bytes) * p.dma_bytes)
-        self.writing = False
-        self.write_row = 0
+        self.buffer = bytearray(-(-4096 // self.p.dma_bytes) * self.p.dma_bytes)
         self.written: tuple[int, np.ndarray, np.ndarray] | None = None  # in this cycle
 
     def begin(self, word: Instruction) -> None:
@@ -177,7 +185,8 @@ class Load(Unit):
         if self.writing:
             row = np.frombuffer(bytes(self.buffer), np.uint8)
             bits, index = (found[0] for found in unpack(self.p, word, row[None]))
-            self.scratchpad[self.write_row], self.indices[self.write_row] = bits, index
+            self.memories.scratchpad[self.write_row] = bits
+            self.memories.indices[self.write_row] = index
             self.written = (self.write_row, bits, index)
             done = self.row == word["rows"]
         self._take_beat()
@@ -215,17 +224,10 @@ class Store(Unit):
 
     number = 2
 
-    def __init__(
-        self, p: Parameters, queue: Queue, tokens: Tokens, dram: Dram, sums: np.ndarray
-    ) -> None:
-        super().__init__(p, queue, tokens)
-        self.dram, self.sums = dram, sums
-        self.phase = READ
-        self.row = self.lane = self.beat = self.sent = self.open = 0
-        self.address = self.row_address = self.left = 0
-        self.latched = np.zeros(p.columns, sums.dtype)
-        self.buffer = bytearray(-(-p.columns * 4 // p.dma_bytes) * p.dma_bytes)
-        self.random = seeded(1, p.lanes)
+    def reset(self) -> None:
+        """See `Unit`."""
+        self.buffer = bytearray(-(-self.p.columns * 4 // self.p.dma_bytes) * self.p.dma_bytes)
+        self.random = seeded(1, self.p.lanes)
 
     def begin(self, word: Instruction) -> None:
         """Sets the registers."""
@@ -256,7 +258,8 @@ class Store(Unit):
         opened = False
         word = self.word
         if self.phase == READ:
-            self.latched = self.sums[(word["local"] + self.row) % self.p.accumulator_rows].copy()
+            row = (word["local"] + self.row) % self.p.accumulator_rows
+            self.latched = self.memories.sums[row].copy()
             self.phase = LATCH
         elif self.phase == LATCH:
             self.phase, self.lane = NARROW, 0
