@@ -69,6 +69,17 @@ def reads_of_sweep(space: ThreadSpace, sweep: Sweep, lane: Expr, column: Size) -
     return [place for place in found if coefficient(offset_of(*place), lane) == 1]
 
 
+def busy(sweeps: Sequence[tuple[int, Sweep]]) -> list[Sweep]:
+    """Those that do something."""
+    return [sweep for _, sweep in sweeps if sweep.reduces or sweep.writes]
+
+
+def read_again(space: ThreadSpace, sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
+    """What the first of some sweeps reads along the lanes, and a later one as well."""
+    first, *later = [reads_of_sweep(space, sweep, lane, lane) for sweep in sweeps]
+    return [place for place in first if any(place in reads for reads in later)]
+
+
 def lanes_of(space: ThreadSpace, warps: int) -> int:
     """Lanes of the tiles of a program that sweeps a long row."""
     return warps * WARP * space.vector()
@@ -92,21 +103,16 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     of a program."""
     columns = space.region.columns
     lane = atom_of("lane", columns)
-    first, *later = [
-        reads_of_sweep(space, w, lane, lane) for _, w in sweeps if w.reduces or w.writes
-    ]
-    reread = [key for key in first if any(key in reads for reads in later)]
+    again = read_again(space, busy(sweeps), lane)
     shared = space.target.memories.get("shared")
-    if not reread or shared is None or not isinstance(columns, int) or space.inner != columns:
+    if not again or shared is None or not isinstance(columns, int) or space.inner != columns:
         return WARPS, Kept()
-    if invariant():
-        return WARPS, Kept()  # more threads would add in another order
     lanes = lanes_of(space, MANY_WARPS)
-    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in reread)
+    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in again)
     size = min(room, columns) // lanes * lanes
-    if size * 4 < columns:
+    if size * 4 < columns or invariant():  # more threads would add in another order
         return WARPS, Kept()
-    return MANY_WARPS, Kept(size, (lane,), reread)
+    return MANY_WARPS, Kept(size, (lane,), again)
 
 
 class Sweeper(RowSweeps, ThreadPart):

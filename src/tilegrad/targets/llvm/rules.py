@@ -20,7 +20,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError, UserError
 from ...tile import division, functions
-from ...tile.numeric import COMPARE, FUNCTIONS
+from ...tile.numeric import FUNCTIONS
 from ...tile.scope import Element, Rare, where
 
 I16, I32, I64, F32 = dtypes.int16, dtypes.int32, dtypes.int64, dtypes.float32
@@ -404,13 +404,6 @@ def _shift(instruction: str) -> Row:
     return row
 
 
-def _compare(name: str) -> Row:
-    float_ = {"equal": "oeq", "not_equal": "une", "less": "olt", "less_equal": "ole"}[name]
-    signed = {"equal": "eq", "not_equal": "ne", "less": "slt", "less_equal": "sle"}[name]
-    unsigned = {"slt": "ult", "sle": "ule"}.get(signed, signed)
-    return _pick(f"fcmp {float_}", f"icmp {signed}", f"icmp {unsigned}", f"icmp {unsigned}")
-
-
 def _integer_power(a: Element, b: Element) -> Element:
     """Integer power by squaring over all bits of the exponent; a negative one gives 0 (or +-1)."""
     base, exponent, result, d = a, b, a.constant(1), a.dtype
@@ -571,7 +564,10 @@ ROWS: dict[str, Row] = {
     "shift_left": _shift("shl"),
     "shift_right": _shift("ashr"),
     "multiply_high": _multiply_high,
-    **{name: _compare(name) for name in COMPARE},
+    "equal": _pick("fcmp oeq", "icmp eq"),
+    "not_equal": _pick("fcmp une", "icmp ne"),
+    "less": _pick("fcmp olt", "icmp slt", "icmp ult", "icmp ult"),
+    "less_equal": _pick("fcmp ole", "icmp sle", "icmp ule", "icmp ule"),
     "where": _where,
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
