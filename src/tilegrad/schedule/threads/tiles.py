@@ -32,6 +32,7 @@ from ...ir.symbol import (
     modulo,
     substitute,
 )
+from ...ir.types import Shape
 from ...tile import ops as tile_ops
 from ..access import ELEMENTWISE, Condition, Index, Place, symbolic, unravel
 from ..evaluate import ROWS
@@ -109,7 +110,7 @@ class TileEvaluator(ExponentEvaluator):
         return atom, atom, b.apply("less", numbers, b.broadcast(left, (count,)))
 
     @property
-    def full(self) -> tuple[int, ...]:
+    def full(self) -> Shape:
         """The shape of a whole tile."""
         if self.row is None:
             return () if self.lane is None else (self.lanes,)
@@ -200,7 +201,7 @@ class TileEvaluator(ExponentEvaluator):
 
     def _span(
         self, by_row: Size, by_lane: Size, guard: Node | None
-    ) -> tuple[tuple[int, ...], tuple[int, ...], Node | None]:
+    ) -> tuple[Shape, Shape, Node | None]:
         """What an affine access spans: the shape, the axes it runs along, and the mask."""
         b = self.body
         if by_row == 0:
@@ -223,11 +224,11 @@ class TileEvaluator(ExponentEvaluator):
             at, guard = b._broadcast_all([at, guard])
         return b.gather(memory, at, b.logical_and(self._range(at.shape), guard))
 
-    def active(self, shape: tuple[int, ...]) -> Node | None:
+    def active(self, shape: Shape) -> Node | None:
         """The rows and lanes that a tile of this shape spans, where what is guarded is read."""
         return self.body.logical_and(self._range(shape), self.mask)
 
-    def _range(self, shape: tuple[int, ...]) -> Node | None:
+    def _range(self, shape: Shape) -> Node | None:
         """The mask of the rows and lanes that a tile of this shape spans."""
         b = self.body
         mask: Node | None = None

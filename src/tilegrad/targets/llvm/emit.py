@@ -78,8 +78,7 @@ def program_loop(e: Emission) -> None:
 
     def one(number: str, _: Values) -> Values:
         e.programs = delinearize(e, number)
-        walk(e, e.body.block)
-        return []
+        return walk(e, e.body.block)
 
     counted(e, ("programs", "program", "done"), ("%start", "%stop", 1), one)
 
@@ -98,10 +97,11 @@ def delinearize(e: Emission, number: str) -> list[str]:
 # ---- blocks ---------------------------------------------------------------------------
 
 
-def walk(e: Emission, block: Block) -> None:
-    """Emit the Nodes of a Block in order."""
+def walk(e: Emission, block: Block) -> Values:
+    """Emit the Nodes of a Block in order; gives the vectors of its results."""
     for node in block.nodes:
         emit_node(e, node)
+    return [x for r in block.results for x in e.values[r]]
 
 
 def emit_node(e: Emission, node: Node) -> None:
@@ -227,7 +227,9 @@ def one_loop(
         for copy in range(copies):
             if copy:
                 place = e.value(f"add nsw i64 {index}, {copy * node.attrs['step']}")
-            carried = loop_body(e, block, place, carried)
+            e.values[block.arguments[0]] = [place]
+            e.values.update(zip(block.arguments[1:], by_node(e, block.results, carried)))
+            carried = walk(e, block)
         return carried
 
     types = register_types(e, block.results)
@@ -267,14 +269,6 @@ def register_types(e: Emission, nodes: Sequence[Node]) -> list[str]:
     return found
 
 
-def loop_body(e: Emission, block: Block, index: str, carried: Values) -> Values:
-    """Emit a loop's Block once; gives the carried vectors for the next trip."""
-    e.values[block.arguments[0]] = [index]
-    e.values.update(zip(block.arguments[1:], by_node(e, block.results, carried)))
-    walk(e, block)
-    return [x for r in block.results for x in e.values[r]]
-
-
 def _branch(e: Emission, node: Node) -> Values:
     condition = e.values[node.inputs[0]][0]
     yes, no, join = (e.fresh_label(n) for n in ("then", "otherwise", "join"))
@@ -282,8 +276,7 @@ def _branch(e: Emission, node: Node) -> Values:
     ends = []
     for label, block in zip((yes, no), node.blocks):
         e.start(label)
-        walk(e, block)
-        ends.append(([x for r in block.results for x in e.values[r]], e.label))
+        ends.append((walk(e, block), e.label))
         e.line(f"br label %{join}")
     e.start(join)
     types = register_types(e, node.blocks[0].results)

@@ -34,9 +34,7 @@ SMALL_COPY = 60_000  # bytes, below which one worker copies alone
 class Record:
     """A table with Slots and scalars, packed as the native loop takes it."""
 
-    def __init__(
-        self, table: np.ndarray[Any, Any], index: np.ndarray[Any, Any], slots: Any, scalars: Any
-    ) -> None:
+    def __init__(self, table: np.ndarray, index: np.ndarray, slots: Any, scalars: Any) -> None:
         self.held = (table, index, slots, scalars)
         self.memory = ctypes.create_string_buffer(RECORD.size)
         addresses = (ctypes.addressof(slots), len(slots), ctypes.addressof(scalars))
@@ -160,7 +158,7 @@ class NativeCaptured:
         steps = self.launcher.recipe.steps
         return sum(s.kind in ("kernel", "copy") for s in steps) + len(self.copies)
 
-    def _table(self) -> np.ndarray[Any, Any]:
+    def _table(self) -> np.ndarray:
         if not self.copies:
             return self.launcher.table
         builder = TableBuilder()

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import InternalError, UserError
-from .arithmetic import TO_NARROW, float_bits, requantise, seeded, wide_of, xorshift
+from .arithmetic import TO_NARROW, Array, float_bits, requantise, seeded, wide_of, xorshift
 from .front import Queue, Tokens, posts, waits
 from .instructions import Instruction
 from .parameters import BITS, Parameters
@@ -109,7 +109,7 @@ class Unit:
 # ---- load and store -----------------------------------------------------------------------------
 
 
-def unpack(p: Parameters, word: Instruction, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def unpack(p: Parameters, word: Instruction, data: Array) -> tuple[Array, Array]:
     """Bits and 2:4 indices of the elements of rows of bytes; those behind their columns are 0."""
     columns, rows = word["columns"], len(data)
     bits, index = (np.zeros((rows, p.row_elements), kind) for kind in (np.uint16, np.uint8))
@@ -129,7 +129,7 @@ def unpack(p: Parameters, word: Instruction, data: np.ndarray) -> tuple[np.ndarr
     return bits, index
 
 
-def stored(p: Parameters, word: Instruction, sums: np.ndarray, extra: Any) -> np.ndarray:
+def stored(p: Parameters, word: Instruction, sums: Array, extra: Any) -> Array:
     """Sums as they are stored: 32 bits as they are, or narrow; by chance with `extra` bits."""
     relu = bool(word["relu"])
     if word["raw"]:
@@ -140,7 +140,7 @@ def stored(p: Parameters, word: Instruction, sums: np.ndarray, extra: Any) -> np
     return requantise(sums, scale, word["shift"], relu, extra)
 
 
-def chances(p: Parameters, word: Instruction, rows: int, state: Any) -> tuple[Any, np.ndarray]:
+def chances(p: Parameters, word: Instruction, rows: int, state: Any) -> tuple[Any, Array]:
     """The random bits of some rows that are stored by chance, none of others; and the state of the
     lanes after them."""
     if not (word["stochastic"] and p.stochastic):
@@ -161,7 +161,7 @@ class Load(Unit):
         """See `Unit`."""
         self.asking = False  # arvalid
         self.buffer = bytearray(-(-4096 // self.p.dma_bytes) * self.p.dma_bytes)
-        self.written: tuple[int, np.ndarray, np.ndarray] | None = None  # in this cycle
+        self.written: tuple[int, Array, Array] | None = None  # in this cycle
 
     def begin(self, word: Instruction) -> None:
         """Sets the registers."""
@@ -314,7 +314,7 @@ class Dram:
     """Bytes behind AXI4; see the module's docstring."""
 
     def __init__(
-        self, data: np.ndarray, width: int, latency: int, gap: int, stalls: int | None = None
+        self, data: Array, width: int, latency: int, gap: int, stalls: int | None = None
     ) -> None:
         self.data, self.width, self.latency, self.gap = data, width, latency, gap
         self.chance = random.Random(stalls) if stalls is not None else None

@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from . import arithmetic
+from .arithmetic import Array
 from .dma import Unit
 from .instructions import Instruction
 from .mesh import Mesh, Row
 from .parameters import Parameters
 from .timing import planes_of, run_cycles
 
-Array = np.ndarray
 READERS = ("first", "second")  # of the scratchpad
 
 

@@ -11,14 +11,13 @@ import numpy as np
 
 from ...core.errors import UserError
 from . import arithmetic
+from .arithmetic import Array
 from .check import Order, check, uses
 from .dma import Memories, chances, stored, unpack
 from .execute import at, combined, taken
 from .instructions import Code, Instruction, text
 from .parameters import Parameters
 from .timing import planes_of, row_bytes
-
-Array = np.ndarray
 
 
 class Functional(Memories):

@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 
 from ...core.errors import UserError
-from .arithmetic import seeded
+from .arithmetic import Array, seeded
 from .check import check
 from .dma import IDLE, RUN, Dram, Load, Memories, Store
 from .execute import Execute
@@ -33,7 +33,7 @@ class Machine:
         self,
         p: Parameters,
         program: Code,
-        memory: np.ndarray,
+        memory: Array,
         stalls: int | None = None,
     ) -> None:
         check(p, program)
