@@ -160,7 +160,7 @@ def rearrange(e: Emission, node: Node, order: list[int]) -> Values:
     for start in range(0, len(order), lanes):
         part = order[start : start + lanes]
         if lanes == 1:
-            result.append(e.value(f"extractelement {v} {source}, i64 {part[0]}"))
+            result.append(lane_of(e, source, element, width, part[0]))
         else:
             result.append(e.shuffle(v, source, "poison", part))
     return result
@@ -320,9 +320,7 @@ def _cumulative(e: Emission, node: Node) -> Values:
         parts = [lane_of(e, x, element, lanes, n) for x in line for n in range(lanes)]
         for n in range(1, len(parts)):
             parts[n] = in_turn(e, kind, dtype, 1, parts[n - 1 : n + 1])
-        for i in range(pieces):
-            own = parts[i * lanes : (i + 1) * lanes]
-            found[first + i] = packed(e, own, element) if lanes > 1 else own[0]
+        found[first : first + pieces] = in_lanes(e, node, parts)
     return found
 
 
