@@ -155,9 +155,9 @@ async def lockstep(dut: object) -> None:
             await RisingEdge(dut.clk)
         await bench.start(program)
         if before is not None:  # memories keep what the last program left
-            machine.load.scratchpad[:] = before.load.scratchpad
-            machine.load.indices[:] = before.load.indices
-            machine.execute.sums[:] = before.execute.sums
+            machine.memories.scratchpad[:] = before.memories.scratchpad
+            machine.memories.indices[:] = before.memories.indices
+            machine.memories.sums[:] = before.memories.sums
         while not machine.done:
             bench.drive(machine)
             await FallingEdge(dut.clk)

@@ -163,7 +163,10 @@ def lower_pair(pair: Pair) -> Bodies:
     sheet = space.sheet(pair.name, after=parts_of(sums, programs * columns, "result"))
     PairRows(space, sheet, sums).over_rows(rows, columns, lanes, programs)
     first = sheet.end(programs, warps=warps, resident=resident)
-    own = pair.second.inputs = _reads_after(pair.second, values, set(pair.first.values))
+    apart = {*pair.first.values, *pair.second.values}  # the columns read these, and their sums
+    after = [v for v in pair.second.stored if v.op not in REDUCE]
+    own = [n for v in after for n in leaves_of(v, values) if n not in apart]
+    own = pair.second.inputs = list(dict.fromkeys(own))
     last = ThreadSpace(pair.second)
     last.settle(columns)
     body, given = sum_parts(last, columns, programs)
@@ -222,13 +225,3 @@ class PairRows(HeldRows):
             else:
                 found.append(self.b.apply(COMBINE[KINDS[v.op]], total, x))
         return found
-
-
-def _reads_after(region: Region, values: set[Node], inside: set[Node]) -> list[Node]:
-    """What the results of the columns read beside their sums."""
-    own = set(region.values)
-    found: dict[Node, None] = {}
-    for v in region.stored:
-        if v.op not in REDUCE:
-            found.update(dict.fromkeys(n for n in leaves_of(v, values) if n not in own))
-    return [n for n in found if n not in inside]

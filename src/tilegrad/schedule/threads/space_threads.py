@@ -96,16 +96,16 @@ class ThreadSpace(Space):
         """Elements one thread moves at once: a vector of the narrowest array of full size."""
         if self.reduces and invariant():
             return max(1, self.target.vector_bytes // 4)  # whatever else is read
-        sizes = [
-            n.dtype.size
-            for n in [*self.reads, *self.region.stored]
-            if high(product(n.shape)) * 4 >= high(self.region.total)
-        ]
+        sizes = [n.dtype.size for n in [*self.reads, *self.region.stored] if self.is_full(n)]
         return max(1, self.target.vector_bytes // min(sizes, default=4))
 
     def many_reads(self) -> int:
         """Arrays of about full size that are read."""
-        return sum(1 for n in self.reads if high(product(n.shape)) * 4 >= high(self.region.total))
+        return len([n for n in self.reads if self.is_full(n)])
+
+    def is_full(self, node: Node) -> bool:
+        """Whether an array is about as large as the Region."""
+        return high(product(node.shape)) * 4 >= high(self.region.total)
 
     def warps_for(self, elements: int, each: int) -> int:
         """Warps of a program whose threads hold a tile with about `each` elements apiece."""

@@ -23,7 +23,7 @@ from ..access import atom_of
 from ..family import Bodies
 from ..lines import Sweep
 from .space_threads import ThreadSpace
-from .sweep import Kept, Part, Sweeper, lanes_of, reads_of_sweep, sweeps_of
+from .sweep import Kept, Part, Sweeper, busy, lanes_of, read_again, sweeps_of
 from .tiles import ThreadSheet, ask, have, lane_numbers
 
 TILES = 4  # of a turn
@@ -43,11 +43,10 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Kept | None:
         return None
     row, lane = (atom_of(name, size) for name, size in (("row", rows), ("lane", columns)))
     lanes = lanes_of(space, WARPS)
-    found = [w for _, w in sweeps_of(space, row, lanes) if w.reduces or w.writes]
+    found = busy(sweeps_of(space, row, lanes))
     if len(found) != 2 or found[0].writes or found[1].reduces:
         return None
-    first, second = (reads_of_sweep(space, w, lane, lane) for w in found)
-    reads = [key for key in first if key in second]
+    reads = read_again(space, found, lane)
     step, each = TILES * lanes, sum(n.dtype.size for n, _ in reads)
     if not reads or 2 * columns * each <= shared.bytes:
         return None
@@ -93,8 +92,7 @@ class StreamedRows(Sweeper):
 
     def sweeps_at(self, row: Size) -> list[Sweep]:
         """The two sweeps over a row."""
-        found = sweeps_of(self.space, row, self.lanes)
-        return [w for _, w in found if w.reduces or w.writes]
+        return busy(sweeps_of(self.space, row, self.lanes))
 
     # ---- tiles ----------------------------------------------------------------------------
 

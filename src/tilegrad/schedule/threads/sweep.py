@@ -69,6 +69,17 @@ def reads_of_sweep(space: ThreadSpace, sweep: Sweep, lane: Expr, column: Size) -
     return [place for place in found if coefficient(offset_of(*place), lane) == 1]
 
 
+def busy(sweeps: Sequence[tuple[int, Sweep]]) -> list[Sweep]:
+    """Those that do something."""
+    return [sweep for _, sweep in sweeps if sweep.reduces or sweep.writes]
+
+
+def read_again(space: ThreadSpace, sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
+    """What the first of some sweeps reads along the lanes, and a later one as well."""
+    first, *later = [reads_of_sweep(space, sweep, lane, lane) for sweep in sweeps]
+    return [place for place in first if any(place in reads for reads in later)]
+
+
 def lanes_of(space: ThreadSpace, warps: int) -> int:
     """Lanes of the tiles of a program that sweeps a long row."""
     return warps * WARP * space.vector()
@@ -92,21 +103,16 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     of a program."""
     columns = space.region.columns
     lane = atom_of("lane", columns)
-    first, *later = [
-        reads_of_sweep(space, w, lane, lane) for _, w in sweeps if w.reduces or w.writes
-    ]
-    reread = [key for key in first if any(key in reads for reads in later)]
+    again = read_again(space, busy(sweeps), lane)
     shared = space.target.memories.get("shared")
-    if not reread or shared is None or not isinstance(columns, int) or space.inner != columns:
+    if not again or shared is None or not isinstance(columns, int) or space.inner != columns:
         return WARPS, Kept()
-    if invariant():
-        return WARPS, Kept()  # more threads would add in another order
     lanes = lanes_of(space, MANY_WARPS)
-    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in reread)
+    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in again)
     size = min(room, columns) // lanes * lanes
-    if size * 4 < columns:
+    if size * 4 < columns or invariant():  # more threads would add in another order
         return WARPS, Kept()
-    return MANY_WARPS, Kept(size, (lane,), reread)
+    return MANY_WARPS, Kept(size, (lane,), again)
 
 
 class Sweeper(RowSweeps, ThreadPart):
@@ -151,14 +157,27 @@ class Sweeper(RowSweeps, ThreadPart):
 
         What is left is one turn too where its size is known: all of it is asked for at once.
         """
-        b, lanes, step = self.b, self.lanes, sweep.tiles * self.lanes
+        b, e, lanes, step = self.b, self.e, self.lanes, sweep.tiles * self.lanes
         span = stop - start
         middle = start + floor_divide(span, step) * step
-
         values = list(values)
 
         def turn(base: Size, count: int, whole: int) -> None:
-            values[:] = self.take(sweep, outer, base, stop, count, whole, values)
+            """Tiles from base on, of which the first `whole` need no mask."""
+            places = [(base + k * lanes, k < whole) for k in range(count)]
+            asked: list[tuple[list[Place], list[Node]]] = [([], [])] * count
+            for k in range(count if sweep.writes and count > 1 else 0):  # before any is written
+                with self.tile(sweep, places[k][0], stop, places[k][1]) as (_, lane):
+                    reads = reads_of_sweep(self.space, sweep, lane, outer * sweep.inner + lane)
+                    asked[k] = reads, ask(e, reads)
+            parts = []
+            for (at, inside), known in zip(places, asked):
+                with self.tile(sweep, at, stop, inside) as (_, lane):
+                    have(e, *known)
+                    if self.kept.within:
+                        self.keep(lane, at)
+                    parts.append(self.taken(sweep, outer * sweep.inner + lane))
+            values[:] = self.combine_parts(sweep, parts, values)
 
         for base in b.each("i", start, middle, step, values):
             turn(base, sweep.tiles, sweep.tiles)
@@ -174,39 +193,6 @@ class Sweeper(RowSweeps, ThreadPart):
         """Lanes of a sweep's row from a place on; yields (row, lane)."""
         rows = self.space.region.row_count
         return self.e.tile(sweep.row, 1, rows, at, self.lanes, stop, whole)
-
-    def take(
-        self,
-        sweep: Sweep,
-        outer: Size,
-        base: Size,
-        stop: Size,
-        count: int,
-        whole: int,
-        values: list[Node],
-    ) -> list[Node]:
-        """Accumulators after `count` tiles from base on, of which the first `whole` need no mask;
-        writes what is wanted there."""
-        parts: list[list[Part]] = []
-
-        def tile(k: int) -> Any:
-            return self.tile(sweep, base + k * self.lanes, stop, k < whole)
-
-        asked: list[tuple[list[Place], list[Node]]] = [([], [])] * count
-        for k in range(count if sweep.writes and count > 1 else 0):  # before anything is written
-            with tile(k) as (_, lane):
-                column = outer * sweep.inner + lane
-                reads = reads_of_sweep(self.space, sweep, lane, column)
-                asked[k] = reads, ask(self.e, reads)
-        for k in range(count):
-            at = base + k * self.lanes
-            with tile(k) as (_, lane):
-                column = outer * sweep.inner + lane
-                have(self.e, *asked[k])
-                if self.kept.within:
-                    self.keep(lane, at)
-                parts.append(self.taken(sweep, column))
-        return self.combine_parts(sweep, parts, values)
 
     def taken(self, sweep: Sweep, column: Size) -> list[Part]:
         """What a sweep reduces of a tile; what it writes there is written."""

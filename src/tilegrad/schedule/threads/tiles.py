@@ -32,6 +32,7 @@ from ...ir.symbol import (
     modulo,
     substitute,
 )
+from ...ir.types import Shape
 from ...tile import ops as tile_ops
 from ..access import ELEMENTWISE, Condition, Index, Place, symbolic, unravel
 from ..evaluate import ROWS
@@ -109,7 +110,7 @@ class TileEvaluator(ExponentEvaluator):
         return atom, atom, b.apply("less", numbers, b.broadcast(left, (count,)))
 
     @property
-    def full(self) -> tuple[int, ...]:
+    def full(self) -> Shape:
         """The shape of a whole tile."""
         if self.row is None:
             return () if self.lane is None else (self.lanes,)
@@ -125,9 +126,7 @@ class TileEvaluator(ExponentEvaluator):
 
     def inside(self) -> Node | None:
         """The mask of the whole tile, where one is needed."""
-        rows = None if self.row_mask is None else self.column(self.row_mask)
-        mask = self.body.logical_and(rows, self.lane_mask)
-        return None if mask is None else self.body.broadcast(mask, self.full)
+        return self._range(self.full)
 
     def _value(self, node: Node, index: Index) -> Node:
         """A product that is stored nowhere and added to something is rounded once with the sum."""
@@ -202,7 +201,7 @@ class TileEvaluator(ExponentEvaluator):
 
     def _span(
         self, by_row: Size, by_lane: Size, guard: Node | None
-    ) -> tuple[tuple[int, ...], tuple[int, ...], Node | None]:
+    ) -> tuple[Shape, Shape, Node | None]:
         """What an affine access spans: the shape, the axes it runs along, and the mask."""
         b = self.body
         if by_row == 0:
@@ -225,18 +224,18 @@ class TileEvaluator(ExponentEvaluator):
             at, guard = b._broadcast_all([at, guard])
         return b.gather(memory, at, b.logical_and(self._range(at.shape), guard))
 
-    def active(self, shape: tuple[int, ...]) -> Node | None:
+    def active(self, shape: Shape) -> Node | None:
         """The rows and lanes that a tile of this shape spans, where what is guarded is read."""
         return self.body.logical_and(self._range(shape), self.mask)
 
-    def _range(self, shape: tuple[int, ...]) -> Node | None:
+    def _range(self, shape: Shape) -> Node | None:
         """The mask of the rows and lanes that a tile of this shape spans."""
         b = self.body
         mask: Node | None = None
-        if self.lane is not None and shape and shape[-1] == self.lanes:
-            mask = self.lane_mask
         if self.row_mask is not None and len(shape) == 2 and shape[0] == self.rows:
-            mask = b.logical_and(mask, self.column(self.row_mask))
+            mask = self.column(self.row_mask)
+        if self.lane is not None and shape and shape[-1] == self.lanes:
+            mask = b.logical_and(mask, self.lane_mask)
         return None if mask is None else b.broadcast(mask, shape)
 
     def _turned(self, memory: Node, by_lane: Size, start: Size) -> Node:

@@ -24,7 +24,7 @@ from ...tile.build import Body, body_sites, body_symbols
 from ...tile.row import emitters
 from . import emit_memory, emit_shape
 from .emit_shape import Emission, Emit, Values, count_of, in_matrix_unit, lanes_of, size_text
-from .rules import Vectors, convert, literal, row_for, scalar_type, splat_constant, type_of, vector
+from .rules import ROWS, Vectors, literal, scalar_type, splat_constant, type_of, vector
 
 
 def emit(body: Body, name: str | None = None, target: Target | None = None) -> tuple[str, int]:
@@ -78,8 +78,7 @@ def program_loop(e: Emission) -> None:
 
     def one(number: str, _: Values) -> Values:
         e.programs = delinearize(e, number)
-        walk(e, e.body.block)
-        return []
+        return walk(e, e.body.block)
 
     counted(e, ("programs", "program", "done"), ("%start", "%stop", 1), one)
 
@@ -98,16 +97,17 @@ def delinearize(e: Emission, number: str) -> list[str]:
 # ---- blocks ---------------------------------------------------------------------------
 
 
-def walk(e: Emission, block: Block) -> None:
-    """Emit the Nodes of a Block in order."""
+def walk(e: Emission, block: Block) -> Values:
+    """Emit the Nodes of a Block in order; gives the vectors of its results."""
     for node in block.nodes:
         emit_node(e, node)
+    return [x for r in block.results for x in e.values[r]]
 
 
 def emit_node(e: Emission, node: Node) -> None:
     """Emit one Node."""
     emit = OPS.get(node.op.name)
-    if emit is None and node.op.category in ("unary", "binary", "compare", "ternary"):
+    if emit is None and node.op.name in ROWS:
         emit = elementwise
     if emit is None:
         raise InternalError("llvm.emit", f"no way to emit {node.op}")
@@ -119,10 +119,9 @@ def emit_node(e: Emission, node: Node) -> None:
 def elementwise(e: Emission, node: Node) -> Values:
     """One row of `rules`, for every vector of the tile."""
     inputs = [e.values[i] for i in node.inputs]
-    dtype = node.inputs[-1].dtype
-    lanes = lanes_of(node)
-    row = row_for(node.op.name, node.op.name in ANGLES and _is_near(node))
-    return [row(e, dtype, lanes, list(parts)) for parts in zip(*inputs)]
+    dtype, name = node.inputs[-1].dtype, node.op.name
+    vectors = Vectors(e, lanes_of(node), name in ANGLES and _is_near(node))
+    return [ROWS[name](vectors, dtype, *parts) for parts in zip(*inputs)]
 
 
 def _program(e: Emission, node: Node) -> Values:
@@ -151,8 +150,8 @@ def _iota(e: Emission, node: Node) -> Values:
 
 
 def _cast(e: Emission, node: Node) -> Values:
-    source, lanes = node.inputs[0].dtype, lanes_of(node)
-    return [convert(e, source, node.dtype, lanes, x) for x in e.values[node.inputs[0]]]
+    source, vectors = node.inputs[0], Vectors(e, lanes_of(node))
+    return [vectors.convert(x, source.dtype, node.dtype) for x in e.values[source]]
 
 
 def _bitcast(e: Emission, node: Node) -> Values:
@@ -228,7 +227,9 @@ def one_loop(
         for copy in range(copies):
             if copy:
                 place = e.value(f"add nsw i64 {index}, {copy * node.attrs['step']}")
-            carried = loop_body(e, block, place, carried)
+            e.values[block.arguments[0]] = [place]
+            e.values.update(zip(block.arguments[1:], by_node(e, block.results, carried)))
+            carried = walk(e, block)
         return carried
 
     types = register_types(e, block.results)
@@ -268,14 +269,6 @@ def register_types(e: Emission, nodes: Sequence[Node]) -> list[str]:
     return found
 
 
-def loop_body(e: Emission, block: Block, index: str, carried: Values) -> Values:
-    """Emit a loop's Block once; gives the carried vectors for the next trip."""
-    e.values[block.arguments[0]] = [index]
-    e.values.update(zip(block.arguments[1:], by_node(e, block.results, carried)))
-    walk(e, block)
-    return [x for r in block.results for x in e.values[r]]
-
-
 def _branch(e: Emission, node: Node) -> Values:
     condition = e.values[node.inputs[0]][0]
     yes, no, join = (e.fresh_label(n) for n in ("then", "otherwise", "join"))
@@ -283,8 +276,7 @@ def _branch(e: Emission, node: Node) -> Values:
     ends = []
     for label, block in zip((yes, no), node.blocks):
         e.start(label)
-        walk(e, block)
-        ends.append(([x for r in block.results for x in e.values[r]], e.label))
+        ends.append((walk(e, block), e.label))
         e.line(f"br label %{join}")
     e.start(join)
     types = register_types(e, node.blocks[0].results)

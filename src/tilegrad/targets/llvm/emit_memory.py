@@ -25,14 +25,7 @@ from .emit_shape import (
     splat,
     split_shape,
 )
-from .rules import (
-    literal,
-    mangle,
-    memory_type,
-    scalar_type,
-    splat_constant,
-    vector,
-)
+from .rules import Vectors, literal, mangle, memory_type, scalar_type, vector
 
 # ---- memory ---------------------------------------------------------------------------
 
@@ -83,19 +76,17 @@ def from_memory(e: Emission, x: str, dtype: DType, lanes: int) -> str:
     """A loaded vector as it is held in registers."""
     if memory_type(dtype) == scalar_type(dtype):
         return x
+    vectors = Vectors(e, lanes)
     if dtype.kind != "bool":  # int4
-        return e.value(f"trunc {vector('i8', lanes)} {x} to {vector('i4', lanes)}")
-    zero = splat_constant(0, dtypes.int8, lanes)
-    return e.value(f"icmp ne {vector('i8', lanes)} {x}, {zero}")
+        return vectors.cast_as("trunc", x, "i8", dtype)
+    return vectors.number("icmp ne", dtypes.int8, x, 0)
 
 
 def to_memory(e: Emission, x: str, dtype: DType, lanes: int) -> str:
     """A vector as it is stored."""
-    own = scalar_type(dtype)
-    if memory_type(dtype) == own:
+    if memory_type(dtype) == scalar_type(dtype):
         return x
-    wider = "zext" if dtype.kind == "bool" else "sext"
-    return e.value(f"{wider} {vector(own, lanes)} {x} to {vector('i8', lanes)}")
+    return Vectors(e, lanes).cast_as("zext" if dtype.kind == "bool" else "sext", x, dtype, "i8")
 
 
 def vectors_at(e: Emission, node: Node) -> tuple[Iterator[tuple[str, str | None]], str]:

@@ -17,7 +17,7 @@ from ...ir.symbol import Expr, Size, fold, low
 from ...ir.types import Shape, unravel
 from ...tile.build import Body
 from ...tile.numeric import COMBINE
-from .rules import Writer, convert, literal, mangle, row_for, scalar_type, type_of, vector
+from .rules import Vectors, Writer, literal, mangle, scalar_type, type_of, vector
 
 Values = list[str]
 
@@ -160,7 +160,7 @@ def rearrange(e: Emission, node: Node, order: list[int]) -> Values:
     for start in range(0, len(order), lanes):
         part = order[start : start + lanes]
         if lanes == 1:
-            result.append(e.value(f"extractelement {v} {source}, i64 {part[0]}"))
+            result.append(lane_of(e, source, element, width, part[0]))
         else:
             result.append(e.shuffle(v, source, "poison", part))
     return result
@@ -258,7 +258,7 @@ def _reduce(e: Emission, node: Node) -> Values:
     axis, kind, dtype = node.attrs["axis"], node.attrs["kind"], node.dtype
     found = e.values[source]
     if axis == 1 and source.shape == (lanes_of(source),) * 2 and len(found) > 2:
-        return [folded(e, found, row_for(COMBINE[kind]), dtype)]
+        return [folded(e, found, kind, dtype)]
     if axis == len(source.shape) - 1:
         pieces, lanes = pieces_of(source), lanes_of(source)
         lines = [found[i : i + pieces] for i in range(0, len(found), pieces)]
@@ -276,23 +276,23 @@ def _reduce(e: Emission, node: Node) -> Values:
 
 def in_turn(e: Emission, kind: str, dtype: DType, lanes: int, parts: Values) -> str:
     """Vectors combined one after the other."""
-    row, (total, *rest) = row_for(COMBINE[kind]), parts
+    vectors, (total, *rest) = Vectors(e, lanes), parts
     for part in rest:
-        total = row(e, dtype, lanes, [total, part])
+        total = vectors.apply(COMBINE[kind], dtype, total, part)
     return total
 
 
-def folded(e: Emission, rows: Values, combine: Any, dtype: DType) -> str:
+def folded(e: Emission, rows: Values, kind: str, dtype: DType) -> str:
     """Reduce the rows of a square, all at once: lane i has row i, halves folded in turn."""
     rows, size, block = list(rows), len(rows), 1
-    v = type_of(dtype, size)
+    vectors, v = Vectors(e, size), type_of(dtype, size)
     while block < size:
         own = [size + n if n & block else n for n in range(size)]
         far = [(size if n & block else 0) + (n ^ block) for n in range(size)]
         folded = []
         for a, b in zip(rows[::2], rows[1::2]):
             parts = [e.shuffle(v, a, b, mask) for mask in (own, far)]
-            folded.append(combine(e, dtype, size, parts))
+            folded.append(vectors.apply(COMBINE[kind], dtype, *parts))
         rows, block = folded, 2 * block
     return rows[0]
 
@@ -308,22 +308,19 @@ def _cumulative(e: Emission, node: Node) -> Values:
     """Running reduction: by vectors along a leading axis, lane by lane along the last."""
     shape, kind, dtype = node.shape, node.attrs["kind"], node.dtype
     axis, found = node.attrs["axis"], list(e.values[node.inputs[0]])
-    row, lanes, element = row_for(COMBINE[kind]), lanes_of(node), scalar_type(dtype)
-    pieces = pieces_of(node)
+    lanes, pieces, element = lanes_of(node), pieces_of(node), scalar_type(dtype)
     if axis < len(shape) - 1:
         stride = math.prod(shape[axis + 1 : -1]) * pieces
         for i in range(len(found)):
             if i // stride % shape[axis]:
-                found[i] = row(e, dtype, lanes, [found[i - stride], found[i]])
+                found[i] = in_turn(e, kind, dtype, lanes, [found[i - stride], found[i]])
         return found
     for first in range(0, len(found), pieces):
         line = found[first : first + pieces]
         parts = [lane_of(e, x, element, lanes, n) for x in line for n in range(lanes)]
         for n in range(1, len(parts)):
-            parts[n] = row(e, dtype, 1, [parts[n - 1], parts[n]])
-        for i in range(pieces):
-            own = parts[i * lanes : (i + 1) * lanes]
-            found[first + i] = packed(e, own, element) if lanes > 1 else own[0]
+            parts[n] = in_turn(e, kind, dtype, 1, parts[n - 1 : n + 1])
+        found[first : first + pieces] = in_lanes(e, node, parts)
     return found
 
 
@@ -356,16 +353,16 @@ def _dot(e: Emission, node: Node) -> Values:
     (m, k), dtype = a.shape, node.dtype
     element, n, pieces = scalar_type(dtype), lanes_of(c), pieces_of(c)
     left, right, total = e.values[a], e.values[b], list(e.values[c])
-    multiply_add = row_for("multiply_add")
+    vectors, one_lane = Vectors(e, n), Vectors(e, 1)
     for p in range(k):
         own = right[p * pieces : (p + 1) * pieces]
-        line = [convert(e, b.dtype, dtype, n, x) for x in own]
+        line = [vectors.convert(x, b.dtype, dtype) for x in own]
         for i in range(m):
             one = element_of(e, left, i * k + p, a)
-            one = splat(e, convert(e, a.dtype, dtype, 1, one), element, n)
+            one = splat(e, one_lane.convert(one, a.dtype, dtype), element, n)
             for q, x in enumerate(line):
                 at = i * pieces + q
-                total[at] = multiply_add(e, dtype, n, [one, x, total[at]])
+                total[at] = vectors.apply("multiply_add", dtype, one, x, total[at])
     return total
 
 

@@ -34,9 +34,7 @@ SMALL_COPY = 60_000  # bytes, below which one worker copies alone
 class Record:
     """A table with Slots and scalars, packed as the native loop takes it."""
 
-    def __init__(
-        self, table: np.ndarray[Any, Any], index: np.ndarray[Any, Any], slots: Any, scalars: Any
-    ) -> None:
+    def __init__(self, table: np.ndarray, index: np.ndarray, slots: Any, scalars: Any) -> None:
         self.held = (table, index, slots, scalars)
         self.memory = ctypes.create_string_buffer(RECORD.size)
         addresses = (ctypes.addressof(slots), len(slots), ctypes.addressof(scalars))
@@ -57,7 +55,6 @@ class NativeSteps:
                 symbols[value] if isinstance(value, str) else int(evaluate(value, symbols))
             )
         self.record = Record(launcher.table, launcher.index, launcher.slots, self.scalars)
-        self.at = self.record.at
 
 
 class NativeLauncher(Launcher):
@@ -126,7 +123,7 @@ class NativeLauncher(Launcher):
 
     def launch(self, steps: NativeSteps) -> None:
         """Run the table once."""
-        worker_pool().run_step(steps.at, self.n_slots, self.inline, self.faults)
+        worker_pool().run_step(steps.record.at, self.n_slots, self.inline, self.faults)
 
     def capture(
         self, steps: NativeSteps, slots: Sequence[int], copies: Sequence[SlotCopy]
@@ -153,7 +150,6 @@ class NativeCaptured:
         self.fault_words = [(n, self.slots[n]) for n, _ in fault_slots(launcher.recipe)]
         self.table = self._table()
         self.record = Record(self.table, launcher.index, self.slots, steps.scalars)
-        self.record_at, self.inline = self.record.at, launcher.inline
         self.point(slots)
 
     @property
@@ -162,7 +158,7 @@ class NativeCaptured:
         steps = self.launcher.recipe.steps
         return sum(s.kind in ("kernel", "copy") for s in steps) + len(self.copies)
 
-    def _table(self) -> np.ndarray[Any, Any]:
+    def _table(self) -> np.ndarray:
         if not self.copies:
             return self.launcher.table
         builder = TableBuilder()
@@ -180,7 +176,7 @@ class NativeCaptured:
 
     def launch(self) -> None:
         """Run once more."""
-        worker_pool().run_step(self.record_at, self.n_slots, self.inline, self.faults)
+        worker_pool().run_step(self.record.at, self.n_slots, self.launcher.inline, self.faults)
 
     # ---- profiles -------------------------------------------------------------------------
 
@@ -214,4 +210,4 @@ class NativeCaptured:
         """Run some entries of the table, on as many workers as a run has."""
         part = self.table[first : first + count]
         record = Record(part, self.launcher.index, self.slots, self.steps.scalars)
-        worker_pool().run_step(record.at, self.n_slots, self.inline)
+        worker_pool().run_step(record.at, self.n_slots, self.launcher.inline)

@@ -20,7 +20,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError, UserError
 from ...tile import division, functions
-from ...tile.numeric import COMPARE, FUNCTIONS
+from ...tile.numeric import FUNCTIONS
 from ...tile.scope import Element, Rare, where
 
 I16, I32, I64, F32 = dtypes.int16, dtypes.int32, dtypes.int64, dtypes.float32
@@ -227,7 +227,32 @@ class Vectors:
 
     def convert(self, x: str, source: DType, target: DType) -> str:
         """The nearest number."""
-        return convert(self.writer, source, target, self.lanes, x)
+        if source is target:
+            return x
+        if source.is_float and source.bits == 8:
+            return self.convert(_from_float8(self, source, x), F32, target)
+        if target.is_float and target.bits == 8:
+            return _to_narrow(self, target, self.convert(x, source, F32))
+        if source.is_float and source.bits == 16:
+            return self.convert(_from_narrow(self, source, x), F32, target)
+        if target.kind == "bool":
+            return self.number("fcmp une" if source.is_float else "icmp ne", source, x, 0)
+        if target.is_float and target.bits == 16:
+            return _to_16(self, target, self.convert(x, source, F32))
+        if source.is_float and not target.is_float:
+            return _float_to_integer(self, source, target, x)
+        bits = 1 if source.kind == "bool" else source.bits
+        if source.is_float:
+            how = "fpext" if target.bits > bits else "fptrunc"
+        elif target.is_float:
+            how = "uitofp" if source.kind in ("uint", "bool") else "sitofp"
+        elif target.bits == bits:
+            return x
+        elif target.bits < bits:
+            how = "trunc"
+        else:
+            how = "sext" if source.kind == "int" else "zext"
+        return self.cast_as(how, x, source, target)
 
     def repeat(
         self, going: Callable[[Element], Element], step: Callable[[Element], Element], x: Element
@@ -377,13 +402,6 @@ def _shift(instruction: str) -> Row:
         return shifted if name == "ashr" else m.select(wide, d, m.constant(0, d), shifted)
 
     return row
-
-
-def _compare(name: str) -> Row:
-    float_ = {"equal": "oeq", "not_equal": "une", "less": "olt", "less_equal": "ole"}[name]
-    signed = {"equal": "eq", "not_equal": "ne", "less": "slt", "less_equal": "sle"}[name]
-    unsigned = {"slt": "ult", "sle": "ule"}.get(signed, signed)
-    return _pick(f"fcmp {float_}", f"icmp {signed}", f"icmp {unsigned}", f"icmp {unsigned}")
 
 
 def _integer_power(a: Element, b: Element) -> Element:
@@ -546,7 +564,10 @@ ROWS: dict[str, Row] = {
     "shift_left": _shift("shl"),
     "shift_right": _shift("ashr"),
     "multiply_high": _multiply_high,
-    **{name: _compare(name) for name in COMPARE},
+    "equal": _pick("fcmp oeq", "icmp eq"),
+    "not_equal": _pick("fcmp une", "icmp ne"),
+    "less": _pick("fcmp olt", "icmp slt", "icmp ult", "icmp ult"),
+    "less_equal": _pick("fcmp ole", "icmp sle", "icmp ule", "icmp ule"),
     "where": _where,
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
@@ -560,36 +581,6 @@ ROWS |= {f"quick_{name}": ROWS[name] for name in ("divide", "exp", "exp2", "reci
 
 
 HALF = frozenset({"f16c", "avx512f", "neon", "fullfp16"})  # any of these converts float16
-
-
-def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
-    """Convert one vector between dtypes."""
-    if source is target:
-        return x
-    m = Vectors(w, lanes)
-    if source.is_float and source.bits == 8:
-        return convert(w, F32, target, lanes, _from_float8(m, source, x))
-    if target.is_float and target.bits == 8:
-        return _to_narrow(m, target, convert(w, source, F32, lanes, x))
-    if source.is_float and source.bits == 16:
-        return convert(w, F32, target, lanes, _from_narrow(m, source, x))
-    if target.kind == "bool":
-        return m.number("fcmp une" if source.is_float else "icmp ne", source, x, 0)
-    if target.is_float and target.bits == 16:
-        return _to_16(m, target, convert(w, source, F32, lanes, x))
-    if source.is_float and target.is_float:
-        return m.cast_as("fpext" if target.bits > source.bits else "fptrunc", x, source, target)
-    if source.is_float:
-        return _float_to_integer(m, source, target, x)
-    if target.is_float:
-        how = "uitofp" if source.kind in ("uint", "bool") else "sitofp"
-        return m.cast_as(how, x, source, target)
-    bits = 1 if source.kind == "bool" else source.bits
-    if target.bits == bits:
-        return x
-    if target.bits < bits:
-        return m.cast_as("trunc", x, source, target)
-    return m.cast_as("sext" if source.kind == "int" else "zext", x, source, target)
 
 
 def _float_to_integer(m: Vectors, source: DType, target: DType, x: str) -> str:
@@ -682,10 +673,3 @@ def _to_narrow(m: Vectors, target: DType, x: str) -> str:
     big = where(_test(m, "uge", value, top), top, value)
     big = where(_test(m, "ugt", magnitude, 0x7F800000), nan, big)
     return str((big | sign).to(U16 if target.bits == 16 else dtypes.uint8).held)
-
-
-def row_for(name: str, near: bool = False) -> Callable[[Writer, DType, int, Sequence[str]], str]:
-    """An elementwise op by its row; where it has another way for far arguments, also without."""
-    if name not in ROWS:
-        raise InternalError("llvm.rules", f"no row for {name}")
-    return lambda w, d, lanes, inputs: ROWS[name](Vectors(w, lanes, near), d, *inputs)

@@ -138,26 +138,6 @@ def _fault(
     kind, flags = int(entry["kind"]), int(entry["flags"])
     a, b, c, grid = (int(entry[name]) for name in ("a", "b", "c", "grid"))
     first, second = int(entry["args"]), int(entry["args_count"])
-    if not KERNEL <= kind <= COPY:
-        return "unknown kind"
-    if kind in (JUMP, JUMP_UNLESS, JUMP_COUNTER_LESS) and not 0 <= a <= n_entries:
-        return "jump out of the table"
-    if kind in (SET_COUNTER, ADD_COUNTER, JUMP_COUNTER_LESS):
-        if not 0 <= b < COUNTER_LIMIT:
-            return "no such counter"
-        if flags & VALUE_SCALAR and not 0 <= c < n_scalars:
-            return "no such scalar"
-    if kind == SET_SLOT and a >= COUNTER_LIMIT:
-        return "no such counter"
-    if kind in (KERNEL, COPY):
-        if grid < 0 or (flags & GRID_SCALAR and grid >= n_scalars):
-            return "bad grid"
-    if kind == KERNEL and not int(entry["function"]):
-        return "no function"
-    if kind == KERNEL and second > ARGUMENT_LIMIT:
-        return "too many arguments"
-    if kind == KERNEL and first + second > len(index):
-        return "arguments out of the index"
     used = {
         KERNEL: index[first : first + second].tolist(),
         JUMP_UNLESS: [b],
@@ -165,6 +145,19 @@ def _fault(
         SET_SLOT: [first, second],
         COPY: [first, second],
     }.get(kind, [])
-    if any(not 0 <= slot < n_slots for slot in used):
-        return "no such slot"
-    return None
+    counts, scalars = kind in (SET_COUNTER, ADD_COUNTER, JUMP_COUNTER_LESS), range(n_scalars)
+    jumps = kind in (JUMP, JUMP_UNLESS, JUMP_COUNTER_LESS)
+    moved = kind in (KERNEL, COPY)
+    faults = {
+        "unknown kind": not KERNEL <= kind <= COPY,
+        "jump out of the table": jumps and not 0 <= a <= n_entries,
+        "no such counter": (counts and not 0 <= b < COUNTER_LIMIT)
+        or (kind == SET_SLOT and a >= COUNTER_LIMIT),
+        "no such scalar": counts and flags & VALUE_SCALAR and c not in scalars,
+        "bad grid": moved and (grid < 0 or (flags & GRID_SCALAR and grid not in scalars)),
+        "no function": kind == KERNEL and not int(entry["function"]),
+        "too many arguments": kind == KERNEL and second > ARGUMENT_LIMIT,
+        "arguments out of the index": kind == KERNEL and first + second > len(index),
+        "no such slot": any(not 0 <= slot < n_slots for slot in used),
+    }
+    return next((fault for fault, found in faults.items() if found), None)

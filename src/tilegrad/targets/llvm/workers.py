@@ -125,9 +125,8 @@ class Team:
         self.threads: list[threading.Thread] = []
         self.slot_limit = self.scratch_bytes = 0
         self._kept: dict[tuple[int, str], np.ndarray] = {}
-        for worker in range(workers):
-            self._give(worker, "args", ARGUMENT_LIMIT * 8)
-            self._give(worker, "counters", COUNTER_LIMIT * 8)
+        self._give("args", ARGUMENT_LIMIT * 8)
+        self._give("counters", COUNTER_LIMIT * 8)
         self.reserve(SLOT_LIMIT, SCRATCH_BYTES)
         crowded = workers > usable_cores()
         rate = native().spins_per_second
@@ -139,12 +138,10 @@ class Team:
         """Grow each worker's slots and scratch; no step may be running."""
         if slots > self.slot_limit:
             self.slot_limit = max(slots, 2 * self.slot_limit)
-            for worker in range(self.workers):
-                self._give(worker, "own_slots", self.slot_limit * 8)
+            self._give("own_slots", self.slot_limit * 8)
         if scratch_bytes > self.scratch_bytes:
             self.scratch_bytes = scratch_bytes
-            for worker in range(self.workers):
-                self._give(worker, "scratch", scratch_bytes)
+            self._give("scratch", scratch_bytes)
 
     def start_threads(self) -> int:
         """Start the other workers; how many workers there are then."""
@@ -175,15 +172,16 @@ class Team:
             if thread is not threading.current_thread():
                 thread.join(1.0)
 
-    def _give(self, worker: int, field: str, bytes: int) -> None:
-        if field == "scratch":  # whole huge pages: packed tiles then spread evenly over the cache
-            memory = Buffer.allocate(-(-bytes // HUGE_PAGE) * HUGE_PAGE, "scratch").array(
-                (bytes,), np.uint8
-            )
-        else:
-            memory = _aligned(bytes)
-        self._kept[worker, field] = memory
-        self.states[field].flat[worker * STATE[field].itemsize // 8] = memory.ctypes.data
+    def _give(self, field: str, bytes: int) -> None:
+        """Memory of its own for each worker."""
+        for worker in range(self.workers):
+            if field == "scratch":  # whole huge pages: packed tiles spread evenly over the cache
+                whole = Buffer.allocate(-(-bytes // HUGE_PAGE) * HUGE_PAGE, "scratch")
+                memory = whole.array((bytes,), np.uint8)
+            else:
+                memory = _aligned(bytes)
+            self._kept[worker, field] = memory
+            self.states[field].flat[worker * STATE[field].itemsize // 8] = memory.ctypes.data
 
 
 def _serve(team: Team, state: int, worker: int, epoch: int) -> None:
@@ -217,12 +215,12 @@ class WorkerPool:
             workers = 1 if inline else team.running or team.start_threads()
             self._busy = True
             try:
-                code = self._start(team.pool, record, workers)
+                code = native().start(team.pool, record, workers)
                 while code:  # paused: Python has now looked at its signals
                     if faults is not None and faults.open_end and faults.seen():
                         self._stop(team)
                         break
-                    code = self._resume(team.pool, workers)
+                    code = native().resume(team.pool, workers)
             except BaseException:
                 self._stop(team)
                 raise
@@ -258,8 +256,6 @@ class WorkerPool:
             self._team = self._finalizer = None
 
     def _form(self) -> Team:
-        functions = native()
-        self._start, self._resume = functions.start, functions.resume
         team = Team(self.threads)
         team.reserve(0, self._scratch_bytes)
         self._finalizer = weakref.finalize(self, team.quit)

@@ -27,6 +27,7 @@ from ...runtime.device import Device, device
 from ...runtime.fault import fault_slots
 from ...runtime.launcher import Launcher, SlotCopy, Steps
 from ...runtime.recipe import Recipe, Step
+from .arithmetic import Array
 from .kernel import LEVELS, Account, ArrayKernel, account_of, kernel_of
 from .parameters import Parameters, chip_of
 from .target import npu_target
@@ -230,7 +231,7 @@ class OnArray:
         if device.level == "compiled":
             self.host.launch(pointers)
             return
-        given: dict[int, np.ndarray[Any, Any]] = {}
+        given: dict[int, Array] = {}
         for o in work.operands:
             given[o.parameter] = _array(pointers[o.parameter], o.dtype, o.shape)
         arrays = [given.get(i, np.empty(0)) for i in range(max(given, default=-1) + 1)]
@@ -240,7 +241,7 @@ class OnArray:
             _array(pointers[out.parameter], out.dtype, out.shape)[...] = found
 
 
-def _array(pointer: int, dtype: str, shape: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _array(pointer: int, dtype: str, shape: Sequence[Any]) -> Array:
     """An array at an address of this computer's memory."""
     kind = dtype_of(dtype).numpy
     count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize

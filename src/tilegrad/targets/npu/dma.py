@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import InternalError, UserError
-from .arithmetic import TO_NARROW, float_bits, requantise, seeded, wide_of, xorshift
+from .arithmetic import TO_NARROW, Array, float_bits, requantise, seeded, wide_of, xorshift
 from .front import Queue, Tokens, posts, waits
 from .instructions import Instruction
 from .parameters import BITS, Parameters
@@ -43,16 +43,31 @@ IDLE, RUN, POST = 0, 1, 2
 NOTHING = Instruction("halt")
 
 
+class Memories:
+    """The memories on the chip: the scratchpad with 2:4 indices of its elements, and the sums."""
+
+    def __init__(self, p: Parameters) -> None:
+        self.p, size = p, (p.scratchpad_rows, p.row_elements)
+        self.scratchpad, self.indices = np.zeros(size, np.uint16), np.zeros(size, np.uint8)
+        kind: Any = np.float32 if p.floating else np.int32
+        self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
+
+
 class Unit:
     """The states of one unit."""
 
-    number = 0
+    number: int  # of its queue
 
-    def __init__(self, p: Parameters, queue: Queue, tokens: Tokens) -> None:
-        self.p, self.queue, self.tokens = p, queue, tokens
+    def __init__(self, p: Parameters, tokens: Tokens, memories: Memories, dram: Dram) -> None:
+        self.p, self.tokens, self.memories, self.dram = p, tokens, memories, dram
+        self.queue = Queue(p.queue)
         self.state = IDLE
         self.word = NOTHING
         self.cause = "empty"  # what this cycle was spent on
+        self.reset()
+
+    def reset(self) -> None:
+        """The registers that keep something from one instruction to the next."""
 
     def step(self) -> None:
         """One edge."""
@@ -94,7 +109,7 @@ class Unit:
 # ---- load and store -----------------------------------------------------------------------------
 
 
-def unpack(p: Parameters, word: Instruction, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def unpack(p: Parameters, word: Instruction, data: Array) -> tuple[Array, Array]:
     """Bits and 2:4 indices of the elements of rows of bytes; those behind their columns are 0."""
     columns, rows = word["columns"], len(data)
     bits, index = (np.zeros((rows, p.row_elements), kind) for kind in (np.uint16, np.uint8))
@@ -114,7 +129,7 @@ def unpack(p: Parameters, word: Instruction, data: np.ndarray) -> tuple[np.ndarr
     return bits, index
 
 
-def stored(p: Parameters, word: Instruction, sums: np.ndarray, extra: Any) -> np.ndarray:
+def stored(p: Parameters, word: Instruction, sums: Array, extra: Any) -> Array:
     """Sums as they are stored: 32 bits as they are, or narrow; by chance with `extra` bits."""
     relu = bool(word["relu"])
     if word["raw"]:
@@ -125,7 +140,7 @@ def stored(p: Parameters, word: Instruction, sums: np.ndarray, extra: Any) -> np
     return requantise(sums, scale, word["shift"], relu, extra)
 
 
-def chances(p: Parameters, word: Instruction, rows: int, state: Any) -> tuple[Any, np.ndarray]:
+def chances(p: Parameters, word: Instruction, rows: int, state: Any) -> tuple[Any, Array]:
     """The random bits of some rows that are stored by chance, none of others; and the state of the
     lanes after them."""
     if not (word["stochastic"] and p.stochastic):
@@ -142,18 +157,11 @@ class Load(Unit):
 
     number = 0
 
-    def __init__(self, p: Parameters, queue: Queue, tokens: Tokens, dram: Dram) -> None:
-        super().__init__(p, queue, tokens)
-        self.dram = dram
-        self.scratchpad = np.zeros((p.scratchpad_rows, p.row_elements), np.uint16)
-        self.indices = np.zeros((p.scratchpad_rows, p.row_elements), np.uint8)
+    def reset(self) -> None:
+        """See `Unit`."""
         self.asking = False  # arvalid
-        self.address = self.row_address = self.left = self.ask_rows = 0
-        self.row = self.beat = self.beats = 0
-        self.buffer = bytearray(-(-4096 // p.dma_bytes) * p.dma_bytes)
-        self.writing = False
-        self.write_row = 0
-        self.written: tuple[int, np.ndarray, np.ndarray] | None = None  # in this cycle
+        self.buffer = bytearray(-(-4096 // self.p.dma_bytes) * self.p.dma_bytes)
+        self.written: tuple[int, Array, Array] | None = None  # in this cycle
 
     def begin(self, word: Instruction) -> None:
         """Sets the registers."""
@@ -177,7 +185,8 @@ class Load(Unit):
         if self.writing:
             row = np.frombuffer(bytes(self.buffer), np.uint8)
             bits, index = (found[0] for found in unpack(self.p, word, row[None]))
-            self.scratchpad[self.write_row], self.indices[self.write_row] = bits, index
+            self.memories.scratchpad[self.write_row] = bits
+            self.memories.indices[self.write_row] = index
             self.written = (self.write_row, bits, index)
             done = self.row == word["rows"]
         self._take_beat()
@@ -215,17 +224,10 @@ class Store(Unit):
 
     number = 2
 
-    def __init__(
-        self, p: Parameters, queue: Queue, tokens: Tokens, dram: Dram, sums: np.ndarray
-    ) -> None:
-        super().__init__(p, queue, tokens)
-        self.dram, self.sums = dram, sums
-        self.phase = READ
-        self.row = self.lane = self.beat = self.sent = self.open = 0
-        self.address = self.row_address = self.left = 0
-        self.latched = np.zeros(p.columns, sums.dtype)
-        self.buffer = bytearray(-(-p.columns * 4 // p.dma_bytes) * p.dma_bytes)
-        self.random = seeded(1, p.lanes)
+    def reset(self) -> None:
+        """See `Unit`."""
+        self.buffer = bytearray(-(-self.p.columns * 4 // self.p.dma_bytes) * self.p.dma_bytes)
+        self.random = seeded(1, self.p.lanes)
 
     def begin(self, word: Instruction) -> None:
         """Sets the registers."""
@@ -256,7 +258,8 @@ class Store(Unit):
         opened = False
         word = self.word
         if self.phase == READ:
-            self.latched = self.sums[(word["local"] + self.row) % self.p.accumulator_rows].copy()
+            row = (word["local"] + self.row) % self.p.accumulator_rows
+            self.latched = self.memories.sums[row].copy()
             self.phase = LATCH
         elif self.phase == LATCH:
             self.phase, self.lane = NARROW, 0
@@ -311,7 +314,7 @@ class Dram:
     """Bytes behind AXI4; see the module's docstring."""
 
     def __init__(
-        self, data: np.ndarray, width: int, latency: int, gap: int, stalls: int | None = None
+        self, data: Array, width: int, latency: int, gap: int, stalls: int | None = None
     ) -> None:
         self.data, self.width, self.latency, self.gap = data, width, latency, gap
         self.chance = random.Random(stalls) if stalls is not None else None

@@ -8,19 +8,16 @@ row of the vector unit is computed when its last beat is over.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from . import arithmetic
-from .dma import Load, Unit
-from .front import Queue, Tokens
+from .arithmetic import Array
+from .dma import Unit
 from .instructions import Instruction
 from .mesh import Mesh, Row
 from .parameters import Parameters
 from .timing import planes_of, run_cycles
 
-Array = np.ndarray
 READERS = ("first", "second")  # of the scratchpad
 
 
@@ -29,20 +26,15 @@ class Execute(Unit):
 
     number = 1
 
-    def __init__(self, p: Parameters, queue: Queue, tokens: Tokens, load: Load) -> None:
-        super().__init__(p, queue, tokens)
-        self.load = load
+    def reset(self) -> None:
+        """See `Unit`."""
+        p, self.sums = self.p, self.memories.sums
         self.mesh, self.table = Mesh(p), arithmetic.values_of(p.element)
-        kind: Any = np.float32 if p.floating else np.int32
-        self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
-        self.time = self.last = 0
         self.quiet = 0  # edges since anything came to the mesh
         no_elements = np.zeros(p.row_elements, np.uint16)
         self.q = dict.fromkeys(READERS, no_elements)
         self.q_index = dict.fromkeys(READERS, np.zeros(p.row_elements, np.uint8))
-        self.q_sums = np.zeros(p.columns, kind)
         self.held = no_elements  # 2:4 with sums in place: the row before
-        self.group = np.zeros((p.rows, 4), kind)
         self.planes: list[Array] = []  # of the row at hand
         self.written: tuple[int, Array] | None = None  # in this cycle
         self.scratchpad_reads = self.accumulator_reads = self.accumulator_writes = 0
@@ -95,7 +87,7 @@ class Execute(Unit):
     def values(self, bits: Array) -> Array:
         """Numbers of elements, as the multipliers take them."""
         found: Array = self.table[bits]
-        if self.sums.dtype == np.float32:
+        if self.p.floating:
             self.mesh.see(found)
         return found
 
@@ -107,9 +99,9 @@ class Execute(Unit):
     def read(self, row: int, reader: str = "first") -> None:
         """Asks a reader of the scratchpad for a row; the second is of another bank."""
         row %= self.p.scratchpad_rows
-        self.q[reader] = self.load.scratchpad[row].copy()
+        self.q[reader] = self.memories.scratchpad[row].copy()
         if self.p.sparse:
-            self.q_index[reader] = self.load.indices[row].copy()
+            self.q_index[reader] = self.memories.indices[row].copy()
         self.scratchpad_reads += 1
 
     def read_sums(self, row: int) -> None:

@@ -25,7 +25,6 @@ from .instructions import (
     Instruction,
     text,
 )
-from .parameters import Parameters
 
 FETCH, DECODE, HALT = 1, 2, 3  # states of the front end; 0 before it is started
 LEVELS, SETS = 4, 4
@@ -181,7 +180,7 @@ def words(program: Code) -> Iterator[Instruction]:
 class Front:
     """Fetch and decode."""
 
-    def __init__(self, p: Parameters, program: Code, queues: list[Queue]) -> None:
+    def __init__(self, program: Code, queues: list[Queue]) -> None:
         self.sequencer = Sequencer(program)
         self.queues = queues
         self.state = FETCH

@@ -7,34 +7,28 @@ simulator leaves, to the bit.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ...core.errors import UserError
 from . import arithmetic
+from .arithmetic import Array
 from .check import Order, check, uses
-from .dma import chances, stored, unpack
+from .dma import Memories, chances, stored, unpack
 from .execute import at, combined, taken
 from .instructions import Code, Instruction, text
 from .parameters import Parameters
 from .timing import planes_of, row_bytes
 
-Array = np.ndarray
 
-
-class Functional:
+class Functional(Memories):
     """The memories of a chip, and what each word does to them."""
 
     def __init__(self, p: Parameters, memory: Array) -> None:
-        self.p, self.memory = p, memory
-        kind: Any = np.float32 if p.floating else np.int32
-        self.scratchpad = np.zeros((p.scratchpad_rows, p.row_elements), np.uint16)
-        self.indices = np.zeros((p.scratchpad_rows, p.row_elements), np.uint8)  # 2:4
-        self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
+        super().__init__(p)
+        self.memory = memory
         self.still = np.zeros((p.rows, p.columns), np.uint16)
         self.still_index = np.zeros((p.rows, p.columns), np.uint8)
-        self.mesh = np.zeros((p.rows, p.columns), kind)  # sums in place
+        self.mesh = np.zeros((p.rows, p.columns), self.sums.dtype)  # sums in place
         self.random = arithmetic.seeded(1, p.lanes)
 
     def run(self, program: Code) -> None:

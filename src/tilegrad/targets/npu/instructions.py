@@ -163,9 +163,7 @@ def instruction(op: str, tokens: str | int = "", **given: int | str) -> Instruct
             expected = ", ".join(known) or "no fields"
             raise UserError(f"{op} has no field {name}", op="npu", expected=expected)
         values[name] = _number(op, known[name], value)
-    order = [f.name for f in FIELDS[op]]
-    pairs = sorted(((n, v) for n, v in values.items() if v), key=lambda p: order.index(p[0]))
-    return Instruction(op, tuple(pairs))
+    return Instruction(op, tuple((n, values[n]) for n in known if values.get(n)))
 
 
 def _number(op: str, field: Field, value: int | str) -> int:

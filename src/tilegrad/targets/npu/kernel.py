@@ -21,6 +21,7 @@ from ...core.errors import UserError
 from ...graph.interpret import interpret
 from ...ir.text import parse_block
 from ...tile.array import HELD, LEFT, MIXED, RIGHT, SPARSE, ArrayWork, Operand
+from .arithmetic import Array
 from .functional import Functional
 from .instructions import disassemble
 from .layout import Narrow, Stored, Strides, VectorOperand
@@ -131,7 +132,7 @@ class ArrayKernel:
         """Cycles and events by closed forms; parts of a batch run one after the other."""
         return Counts().plus(self.product.counts, self.work.batch)
 
-    def run(self, arrays: Sequence[np.ndarray[Any, Any]], level: str) -> tuple[list[Any], int]:
+    def run(self, arrays: Sequence[Array], level: str) -> tuple[list[Any], int]:
         """What is stored, in order, for the arrays of the parameters; and the cycles that the
         register level took, 0 at the level of words."""
         turned = self.work.turned
@@ -140,7 +141,7 @@ class ArrayKernel:
             self._lying(o, arrays[o.parameter]) if lies else self._moved(o, arrays[o.parameter])
             for o, lies in zip(order, self.product.lying)
         ]
-        found: list[list[np.ndarray[Any, Any]]] = [[] for _ in self.work.outputs]
+        found: list[list[Array]] = [[] for _ in self.work.outputs]
         cycles = 0
         for b in range(self.work.batch):
             memory = self.product.pack(*[v[b] for v in views])
@@ -159,13 +160,13 @@ class ArrayKernel:
             results.append((whole if whole.dtype == kind else whole.view(kind)).reshape(o.shape))
         return results, cycles
 
-    def _lying(self, o: Operand, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    def _lying(self, o: Operand, array: Array) -> list[Array]:
         """The bytes of memory from the first element of each part of a batch on."""
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         part, _, _, first = (s * array.itemsize for s in o.strides)
         return [raw[first + b * part :] for b in range(self.work.batch)]
 
-    def _moved(self, o: Operand, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _moved(self, o: Operand, array: Array) -> Array:
         """An Operand as (batch, rows, columns), in the bits that the chip takes."""
         block = _view(o.view)
         given = {block.arguments[0]: array.reshape(o.shape)}

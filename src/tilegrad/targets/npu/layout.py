@@ -25,6 +25,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...tile.array import ROWS, VectorStep
+from .arithmetic import Array
 from .parameters import BITS, Parameters
 
 MOST_TILES = 16  # of K that a step loads at once: more hide no more latency
@@ -242,7 +243,7 @@ class Layout:
             at += self.strips * self.m * stride
         self.bytes = _up(at, p.dma_bytes)
 
-    def pack(self, *operands: np.ndarray) -> np.ndarray:
+    def pack(self, *operands: Array) -> Array:
         """DRAM with the operands: (M, K) and (K, N) if there is a product, and (M or 1, N) of the
         vector unit. Those that are read where they lie (`lying`) are given as bytes of memory from
         their first element."""
@@ -272,12 +273,12 @@ class Layout:
         order = product[::-1] if self.exchanged else product
         return tuple(bool(apart) for apart in (*order, *self.vector_apart))
 
-    def _lay(self, memory: np.ndarray, given: np.ndarray) -> None:
+    def _lay(self, memory: Array, given: Array) -> None:
         """An operand as it lies; bytes behind its rows are those of operands that come later."""
         count = min(len(given), len(memory))
         memory[:count] = given[:count]
 
-    def _pack_left(self, memory: np.ndarray, left: np.ndarray) -> None:
+    def _pack_left(self, memory: Array, left: Array) -> None:
         p = self.p
         if p.dataflow == "os":
             whole = np.zeros((self.outers * p.rows, self.k * self.pairs), left.dtype)
@@ -290,7 +291,7 @@ class Layout:
             used = self._panels(memory, part.T, self.wide, self.row)
             memory = memory[used.size :]
 
-    def _pack_right(self, memory: np.ndarray, right: np.ndarray) -> None:
+    def _pack_right(self, memory: Array, right: Array) -> None:
         p, indices = self.p, None
         if self.rate == "sparse":
             right, indices = kept_of(right)
@@ -302,7 +303,7 @@ class Layout:
         if indices is not None:
             self._add_indices(rows.reshape(self.strips, self.padded, -1), indices)
 
-    def _add_indices(self, rows: np.ndarray, indices: np.ndarray) -> None:
+    def _add_indices(self, rows: Array, indices: Array) -> None:
         """The 2-bit indices of a row behind its elements, four in a byte."""
         columns = self.p.columns
         bytes = (2 * columns + 7) // 8
@@ -314,7 +315,7 @@ class Layout:
         start = columns * self.size
         rows[..., start : start + bytes] = np.bitwise_or.reduce(fours, -1)
 
-    def _panels(self, memory: np.ndarray, array: np.ndarray, side: int, stride: int) -> np.ndarray:
+    def _panels(self, memory: Array, array: Array, side: int, stride: int) -> Array:
         """Tiles of `side` of the first axis; in each, a row for every place of the second. Gives
         the rows."""
         count, length = -(-len(array) // side), array.shape[1]
@@ -325,7 +326,7 @@ class Layout:
         rows[:, : side * self.size] = tiles.view(np.uint8).reshape(len(rows), -1)
         return rows
 
-    def _pack_vector_operand(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
+    def _pack_vector_operand(self, memory: Array, number: int, array: Array) -> None:
         """Tiles of columns; in each, the planes of every row, low bits first."""
         planes = self.planes(number)
         if planes > 1:
@@ -335,7 +336,7 @@ class Layout:
             array = parts.transpose(0, 2, 1).reshape(-1, array.shape[1])  # (row and plane, column)
         self._panels(memory, np.ascontiguousarray(array.T), self.p.columns, self.column)
 
-    def unpack(self, memory: np.ndarray, number: int = 0) -> np.ndarray:
+    def unpack(self, memory: Array, number: int = 0) -> Array:
         """An (M, N) result of DRAM."""
         p, one = self.p, self.stored[number]
         kind = np.dtype(np.int8 if one.narrow is not None else np.int32)
@@ -382,7 +383,7 @@ def kept_rows(K: int, rate: str) -> int:
     return -(-K // 4) * 2 if rate == "sparse" else -(-K // 2) if rate else K
 
 
-def paired(weights: np.ndarray, kind: str) -> np.ndarray:
+def paired(weights: Array, kind: str) -> Array:
     """(K, N) weights of half an element's bits as places of two, the first in the low bits."""
     bits = weights.astype(np.int8) & 15 if kind == "int4" else weights
     narrow = np.zeros((-(-len(weights) // 2) * 2, weights.shape[1]), np.uint8)
@@ -391,7 +392,7 @@ def paired(weights: np.ndarray, kind: str) -> np.ndarray:
     return np.bitwise_or(wide[::2], np.left_shift(wide[1::2], BITS[kind]))
 
 
-def kept_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def kept_of(weights: Array) -> tuple[Array, Array]:
     """The two kept of every four of K of (K, N) weights, in their order, and their indices."""
     groups = -(-len(weights) // 4)
     padded = np.zeros((groups * 4, weights.shape[1]), weights.dtype)
@@ -426,20 +427,14 @@ class Rows:
     counts: dict[str, int]
 
 
-def kinds_of(product: bool, held: Sequence[bool], steps: Sequence[VectorStep]) -> list[str]:
-    """What each value has: numbers of rows and of lines make lines."""
-    kinds = [BLOCK] * product + [HELD if h else BLOCK for h in held]
-    for step in steps:
-        along = step.kind in ROWS or all(kinds[value] == LINE for value in step.values)
-        kinds.append(LINE if along else BLOCK)
-    return kinds
-
-
 def place_rows(
     product: bool, held: Sequence[bool], steps: Sequence[VectorStep], stored: Sequence[int]
 ) -> Rows:
     """Blocks by last use, in the order of the steps."""
-    kinds = kinds_of(product, held, steps)
+    kinds = [BLOCK] * product + [HELD if h else BLOCK for h in held]
+    for step in steps:  # numbers of rows and of lines make lines
+        along = step.kind in ROWS or all(kinds[value] == LINE for value in step.values)
+        kinds.append(LINE if along else BLOCK)
     given = len(kinds) - len(steps)
     last = dict.fromkeys(range(len(kinds)), -1)
     for at, step in enumerate(steps):

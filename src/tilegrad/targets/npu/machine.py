@@ -12,11 +12,11 @@ from collections import Counter
 import numpy as np
 
 from ...core.errors import UserError
-from .arithmetic import seeded
+from .arithmetic import Array, seeded
 from .check import check
-from .dma import IDLE, RUN, Dram, Load, Store
+from .dma import IDLE, RUN, Dram, Load, Memories, Store
 from .execute import Execute
-from .front import HALT, Front, Queue, Tokens
+from .front import HALT, Front, Tokens
 from .instructions import QUEUES, Code
 from .parameters import Parameters
 from .timing import Counters, Counts, counters_of
@@ -33,19 +33,18 @@ class Machine:
         self,
         p: Parameters,
         program: Code,
-        memory: np.ndarray,
+        memory: Array,
         stalls: int | None = None,
     ) -> None:
         check(p, program)
         self.p = p
         self.dram = Dram(memory, p.dma_bytes, p.dram_latency, p.gap, stalls)
-        self.queues = [Queue(p.queue) for _ in range(3)]
-        self.tokens = Tokens(p.tokens)
-        self.front = Front(p, program, self.queues)
-        self.load = Load(p, self.queues[0], self.tokens, self.dram)
-        self.execute = Execute(p, self.queues[1], self.tokens, self.load)
-        self.store = Store(p, self.queues[2], self.tokens, self.dram, self.execute.sums)
+        self.tokens, self.memories = Tokens(p.tokens), Memories(p)
+        given = (p, self.tokens, self.memories, self.dram)
+        self.load, self.execute, self.store = Load(*given), Execute(*given), Store(*given)
         self.units = (self.load, self.execute, self.store)
+        self.queues = [unit.queue for unit in self.units]
+        self.front = Front(program, self.queues)
         self.cycle = 0
         self.causes: list[Counter[str]] = [Counter() for _ in range(3)]
         self.spans: list[list[tuple[str, int, int]]] = [[], [], []]

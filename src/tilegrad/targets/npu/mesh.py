@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import bits_of, flush, pairs_of
+from .arithmetic import Array, bits_of, flush, pairs_of
 from .parameters import Parameters
 
-Array = np.ndarray
 SMALL = 2.0**-40
 Row = tuple[Array, Array, Array]  # numbers, 2:4 indices and bits of weights
 

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-import numpy as np
-
+from .arithmetic import Array
 from .check import prove
 from .front import words
 from .instructions import Words, instruction
@@ -66,7 +65,7 @@ class Product(Layout):
 
     # ---- running ----
 
-    def run(self, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, int]:
+    def run(self, left: Array, right: Array) -> tuple[Array, int]:
         """The result and the cycles, by the register-level simulator."""
         memory, cycles = self.pack(left, right), 0
         for program in self.program():

@@ -39,7 +39,7 @@ class Result:
             made.extend(self.loads(i + 1, sets) if i < last else following)
             made.extend(self.executes(i))
 
-        turns = (len(self.parts) - 4) // 2
+        first, turns = 0, (len(self.parts) - 4) // 2
         if len(self.parts) > UNROLLED:
             step(0)
             step(1)
@@ -48,11 +48,9 @@ class Result:
             step(2, True)
             step(3, True)
             made.append(instruction("end"))
-            for i in range(2 + 2 * turns, last + 1):
-                step(i)
-        else:
-            for i in range(last + 1):
-                step(i)
+            first = 2 + 2 * turns
+        for i in range(first, last + 1):
+            step(i)
         return made + self._stores()
 
     def _config(self) -> Words:
