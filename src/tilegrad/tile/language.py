@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import dtype as dtypes
-from ..core.dtype import DType, accumulator, dtype_of, promote
+from ..core.dtype import accumulator, dtype_of, promote
 from ..core.errors import AxisError, DTypeError, ShapeError, UserError
 from ..ir.node import Node, Op
 from ..ir.symbol import Size, high, low
@@ -48,6 +48,7 @@ from .value import (
     number,
     operate,
     size_of,
+    spread,
     tile_of,
 )
 from .value import cast as cast_tile
@@ -59,13 +60,6 @@ def do(op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
     """Add an op to the Body."""
     return tracer().builder.do(op, *inputs, **attrs)
 
-
-IDENTITY: dict[str, Callable[[DType], Any]] = {
-    "sum": lambda d: 0,
-    "prod": lambda d: 1,
-    "max": lambda d: d.lowest,
-    "min": lambda d: d.highest,
-}
 
 # ---- the grid ---------------------------------------------------------------------------------
 
@@ -338,10 +332,7 @@ def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
             raise AxisError("no such element", expected=value.shape, got=key[0])
         node = do(ops.extract, value.node, index=place)
         return expand(TileValue(node, value.edges[1:], value.zero[1:]), key[1:])
-    if Ellipsis in key:
-        place, given = key.index(Ellipsis), [k for k in key if k is not None and k is not Ellipsis]
-        missing = value.ndim - len(given)
-        key = (*key[:place], *[slice(None)] * missing, *key[place + 1 :])
+    key = spread(key, value.ndim)
     value = _part(value, [k for k in key if k is not None])
     rest = iter(value.shape)
     sizes = []
@@ -522,19 +513,22 @@ def _axis(x: TileValue, axis: int) -> int:
     return place
 
 
+def _folded(op: Op, kind: str, x: TileValue, axis: int) -> Node:
+    """An axis reduced, or run along, in the dtype that narrow floats are computed in."""
+    b = tracer().builder
+    return b.cast(do(op, b.cast(x.node, x.dtype.wide), axis=axis, kind=kind), x.dtype)
+
+
 def _reduce(kind: str, x: Any, axis: int | None, keep: bool = False) -> TileValue:
     value = tile_of(x)
     if axis is None:
         for _ in range(value.ndim):
             value = _reduce(kind, value, value.ndim - 1)
         return value
-    place = _axis(value, axis)
-    b = tracer().builder
-    own = value.dtype
-    whole = cast_tile(filled(value, [place], IDENTITY[kind](own)), own.wide)
-    node = b.cast(b.add(ops.reduce(whole.node, axis=place, kind=kind)), own)
-    edges = tuple(e for i, e in enumerate(value.edges) if i != place)
-    found = TileValue(node, edges)
+    place, own = _axis(value, axis), value.dtype
+    identity = {"sum": 0, "prod": 1, "max": own.lowest, "min": own.highest}[kind]
+    node = _folded(ops.reduce, kind, filled(value, [place], identity), place)
+    found = TileValue(node, tuple(e for i, e in enumerate(value.edges) if i != place))
     if keep:
         return reshape(found, (*value.shape[:place], 1, *value.shape[place + 1 :]))
     return found
@@ -557,10 +551,7 @@ min_ = _reduction("min", "The smallest along an axis.")
 def _scan(kind: str, text: str) -> Callable[..., TileValue]:
     def apply(x: Any, axis: int = -1) -> TileValue:
         value = tile_of(x)
-        place, own = _axis(value, axis), value.dtype
-        b = tracer().builder
-        node = b.add(ops.cumulative(b.cast(value.node, own.wide), axis=place, kind=kind))
-        return TileValue(b.cast(node, own), value.edges)
+        return TileValue(_folded(ops.cumulative, kind, value, _axis(value, axis)), value.edges)
 
     apply.__name__, apply.__doc__ = f"cumulative_{kind}", text
     return apply
