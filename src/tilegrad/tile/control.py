@@ -8,17 +8,19 @@ one type, and nothing it knows of itself depends on the inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.block import Block, argument
+from ..ir.node import Node
 from ..ir.symbol import Expr, atoms, combine, high, low
 from ..ir.types import Tile
 from . import ops
 from .arithmetic import broadcast
+from .build import BodyBuilder
 from .inside import bounded
 from .trace import Limit, Range, Rows, Tracer
 from .value import (
@@ -36,6 +38,7 @@ from .value import (
 Values = tuple[Any, ...]  # of variables
 Names = tuple[str, ...]
 Turn = Callable[..., Any]  # what a body of Python does to variables
+Leaving = tuple[Tile, "Edges | None"]  # what a variable is after Blocks that set it
 
 
 class Stage:
@@ -134,25 +137,19 @@ class Stage:
         ]
         found = [side[1] for side in sides]
         changed = [i for i in range(len(given)) if any(_differs(given[i], f[i]) for f in found)]
-        kept = [i for i in changed if not any(isinstance(f[i], Undefined) for f in found)]
-        types = [_common(names[i], [f[i] for f in found]) for i in kept]
-        edges = [
-            _join(names[i], [f[i].edges for f in found if isinstance(f[i], TileValue)])
-            for i in kept
-        ]
-        for i, edge in zip(kept, edges):
-            _check_leaving(names[i], edge, known)
+        leaving = {
+            i: _shared(names[i], [f[i] for f in found], known)
+            for i in changed
+            if not any(isinstance(f[i], Undefined) for f in found)
+        }
         for block, values in sides:  # numbers become tiles, now that their types are known
             with b.builder.within(block):
-                nodes = [b.add(fitted(values[i], type_).node) for i, type_ in zip(kept, types)]
-                block.results = tuple(nodes)
+                block.results = _fit(b, leaving, values)
         node = b.add(ops.branch(test.node, blocks=tuple(block for block, _ in sides)))
         answer = list(given)
         for i in changed:
             answer[i] = Undefined(names[i], "is set in only one branch")
-        for place, (i, edge) in enumerate(zip(kept, edges)):
-            answer[i] = TileValue(b.add(ops.get(node, index=place)), edge)
-        return tuple(answer)
+        return _after(b, node, leaving, answer)
 
     def _side(
         self,
@@ -262,12 +259,33 @@ def _common(name: str, values: Sequence[Any]) -> Tile:
     return first
 
 
-def _join(name: str, several: Sequence[Edges]) -> Edges | None:
+def _shared(name: str, values: Sequence[Any], known: set[Expr]) -> Leaving:
+    """What a variable with these values is outside of their Blocks."""
+    type_ = _common(name, values)
+    edges = _join(name, *[v.edges for v in values if isinstance(v, TileValue)])
+    _check_leaving(name, edges, known)
+    return type_, edges
+
+
+def _fit(b: BodyBuilder, leaving: Mapping[int, Leaving], values: Sequence[Any]) -> tuple[Node, ...]:
+    """Variables, by number, as Nodes of the types that they share."""
+    return tuple([b.add(fitted(values[i], type_).node) for i, (type_, _) in leaving.items()])
+
+
+def _after(b: BodyBuilder, node: Node, leaving: Mapping[int, Leaving], known: list[Any]) -> Values:
+    """All variables after a loop or a branch, of which some are its results."""
+    for place, (i, (_, edges)) in enumerate(leaving.items()):
+        known[i] = TileValue(b.add(ops.get(node, index=place)), edges)
+    return tuple(known)
+
+
+def _join(name: str, *several: Edges | None) -> Edges | None:
     """Edges of a variable that two sides set: where one has an edge, both have."""
-    if not several:
+    known = [edges for edges in several if edges is not None]
+    if not known:
         return None
     result = []
-    for axis in zip(*several):
+    for axis in zip(*known):
         found = list(dict.fromkeys([e for e in axis if e is not None]))
         if len(found) > 1:
             raise ShapeError(
@@ -313,7 +331,7 @@ class _Loop:
     ) -> None:
         self.tracer, self.values, self.body = tracer, values, body
         self.given, self.names, self.index = given, names, index
-        self.carried: dict[int, tuple[Tile, Edges | None]] = {}
+        self.carried: dict[int, Leaving] = {}
         for i, value in enumerate(given):  # tiles that the body sets: most are carried
             if isinstance(value, TileValue):
                 self.carried[i] = (value.node.type, value.edges)  # type: ignore[assignment]
@@ -358,11 +376,12 @@ class _Loop:
             found = self.body(item, *inside)
             if empty:
                 self.tracer.empty.pop()
-            nodes = []
-            for i, (type_, _) in self.carried.items():
-                if isinstance(found[i], TileValue) or number(found[i]):
-                    nodes.append(b.add(fitted(found[i], type_).node))
-            block.results = tuple(nodes)
+            held = {
+                i: what
+                for i, what in self.carried.items()
+                if isinstance(found[i], TileValue) or number(found[i])
+            }
+            block.results = _fit(b, held, found)
         self.inside = inside
         return block, found
 
@@ -391,10 +410,7 @@ class _Loop:
                 continue
             if isinstance(after, Undefined):
                 raise after.fail()
-            type_ = _common(self.names[i], [after])
-            edges = after.edges if isinstance(after, TileValue) else None
-            _check_leaving(self.names[i], edges, known)
-            news |= self.note(i, type_, edges)
+            news |= self.note(i, *_shared(self.names[i], [after], known))
         return news
 
     def note(self, i: int, type_: Tile, edges: Edges | None) -> bool:
@@ -407,7 +423,7 @@ class _Loop:
                     got=type_,
                     hint="cast or broadcast it before the loop",
                 )
-            edges = _join(name, [e for e in (start.edges, edges) if e is not None])
+            edges = _join(name, start.edges, edges)
         elif not number(start):
             _common(name, [start])
         known = self.carried.get(i)
@@ -416,7 +432,7 @@ class _Loop:
                 raise ShapeError(
                     f"the loop changes the type of {name!r}", expected=known[0], got=type_
                 )
-            edges = _join(name, [e for e in (known[1], edges) if e is not None])
+            edges = _join(name, known[1], edges)
             if known == (type_, edges):
                 return False
         self.carried[i] = (type_, edges)
@@ -425,8 +441,7 @@ class _Loop:
     def finish(self, block: Block, found: Values) -> Values:
         """Add the loop; gives the variables after it."""
         b, values = self.tracer.builder, self.values
-        order = list(self.carried)
-        starts = [b.add(fitted(self.given[i], self.carried[i][0]).node) for i in order]
+        starts = _fit(b, self.carried, self.given)
         node = b.add(
             ops.loop(*self.ends, *starts, blocks=(block,), step=values.step, unroll=values.unroll)
         )
@@ -434,7 +449,4 @@ class _Loop:
         for i, (before, after) in enumerate(zip(self.given, found)):
             if not isinstance(after, Undefined):
                 answer[i] = _inside(self.names[i], before, before)
-        for place, i in enumerate(order):
-            result = b.add(ops.get(node, index=place))
-            answer[i] = TileValue(result, self.carried[i][1])
-        return tuple(answer)
+        return _after(b, node, self.carried, answer)
