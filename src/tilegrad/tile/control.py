@@ -8,8 +8,7 @@ one type, and nothing it knows of itself depends on the inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core import dtype as dtypes
@@ -22,7 +21,7 @@ from . import ops
 from .arithmetic import broadcast
 from .build import BodyBuilder
 from .inside import bounded
-from .trace import Limit, Range, Rows, Tracer
+from .trace import Limit, Range, Tracer
 from .value import (
     Edges,
     Index,
@@ -30,7 +29,6 @@ from .value import (
     TileValue,
     Undefined,
     cast,
-    index_of,
     number,
     tile_of,
 )
@@ -92,10 +90,9 @@ class Stage:
             return given
         if isinstance(values.lower, int) and isinstance(values.upper, int):
             if values.upper - values.lower <= values.step:  # at most one trip, written out
-                if high(values.upper) <= low(values.lower):
+                if values.upper <= values.lower:
                     return given
-                block = values.block
-                after = body(values.lower if block is None else Rows(values.lower, block), *given)
+                after = body(values.item(values.lower), *given)
                 return tuple(_inside(n, *pair) for n, *pair in zip(names, given, after))
         shapes = [_count(g) for g in given]
         labels = [
@@ -163,7 +160,7 @@ class Stage:
         b = self.tracer.builder
         self.tracer.branches.append((test.node, holds))
         name = "then" if holds else "otherwise"
-        with b.builder.block(name) as block, _deeper(self.tracer, True):
+        with b.builder.block(name) as block:
             found = list(function(*given))
             for i, (before, after) in enumerate(zip(given, found)):
                 if number(after) and _differs(before, after):
@@ -199,18 +196,6 @@ def _deep(values: Sequence[Any], counts: Sequence[int | None]) -> list[Any]:
     return [next(rest) if c is None else [next(rest) for _ in range(c)] for c in counts]
 
 
-@contextmanager
-def _deeper(tracer: Tracer, maybe: bool) -> Iterator[None]:
-    """Inside a Block, which may not be run at all."""
-    tracer.depth += 1
-    tracer.maybe += maybe
-    try:
-        yield
-    finally:
-        tracer.depth -= 1
-        tracer.maybe -= maybe
-
-
 def _inside(name: str, before: Any, after: Any) -> Any:
     """A variable after a loop: one that was not set before it is not set by it."""
     if isinstance(before, Undefined):
@@ -242,10 +227,10 @@ def _common(name: str, values: Sequence[Any]) -> Tile:
             )
     tiles = [v for v in values if isinstance(v, TileValue)]
     if not tiles:
-        whole = not any(isinstance(v, float) for v in values)
         if all(isinstance(v, bool) for v in values):
             return Tile((), dtypes.bool_)
-        return Tile((), dtypes.int64 if whole else dtypes.float32)
+        some = any(isinstance(v, float) for v in values)
+        return Tile((), dtypes.float32 if some else dtypes.int64)
     first = tiles[0].node.type
     for v in tiles[1:]:
         if v.node.type != first:
@@ -358,8 +343,7 @@ class _Loop:
         own = argument(self.index, Tile((), dtypes.int64))
         arguments = {i: argument(self.names[i], t) for i, (t, _) in self.carried.items()}
         empty = low(combine(values.upper, values.lower, -1)) < 1
-        inner = _deeper(self.tracer, empty)
-        with b.builder.block(self.index, (own, *arguments.values())) as block, inner:
+        with b.builder.block(self.index, (own, *arguments.values())) as block:
             given = values.bounds
             number_ = own if given is None else bounded(self.tracer, own, *given)
             index = b.atom(self.index, number_, *self.bounds())
@@ -367,13 +351,10 @@ class _Loop:
                 self.tracer.limits[index] = self.limit()
             if empty:
                 self.tracer.empty.append(index if isinstance(index, Expr) else own)
-            item = index_of(index)
-            if values.block is not None:
-                item = Rows(index, values.block)
             inside = list(self.given)
             for i, node in arguments.items():
                 inside[i] = TileValue(node, self.carried[i][1])
-            found = self.body(item, *inside)
+            found = self.body(values.item(index), *inside)
             if empty:
                 self.tracer.empty.pop()
             held = {

@@ -245,7 +245,7 @@ def fill_body(name: str, type_: Memory, value: float) -> Body:
 
 
 # What is filled in of Plans for any machine: small blocks, or large ones where a kernel needs them.
-PORTABLE = (Plan(32, 64, 64, 1, 1, 8, "none"), Plan(128, 128, 64, 8, 3, 8, "xor"))
+SMALL, LARGE = Plan(32, 64, 64, 1, 1, 8, "none"), Plan(128, 128, 64, 8, 3, 8, "xor")
 
 
 class Instance:
@@ -256,7 +256,6 @@ class Instance:
         self.reached = reached(definition.function)
         self.values = staged(definition.function).values()
         self.checked = config().checked
-        self._portable: Launches | None = None
         self.known: dict[tuple[str, bool], Launches] = {}
 
     @cached_property
@@ -269,20 +268,16 @@ class Instance:
         parts = (stable(self.reached), given, str(self.plan), self.checked)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
-    @property
+    @cached_property
     def portable(self) -> Launches:
         """Bodies for any machine; the kernel's own mistakes are told here."""
-        first: UserError | None = None
-        for other in PORTABLE if self._portable is None else ():
+        try:
+            return self._traced(SMALL, guards=True)
+        except UserError as first:
             try:
-                self._portable = self._traced(other, guards=True)
-                break
-            except UserError as error:
-                first = first or error
-        if self._portable is None:
-            assert first is not None
-            raise first
-        return self._portable
+                return self._traced(LARGE, guards=True)
+            except UserError:
+                raise first from None
 
     def launches(self, target: Target) -> Launches:
         """Bodies for a Target, by the Plan that suits it."""

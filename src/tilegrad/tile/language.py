@@ -335,13 +335,10 @@ def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
     key = spread(key, value.ndim)
     value = _part(value, [k for k in key if k is not None])
     rest = iter(value.shape)
-    sizes = []
-    for k in key:
-        sizes.append(1 if k is None else next(rest, 0))
-    sizes += list(rest)
+    sizes = tuple([*[1 if k is None else next(rest, 0) for k in key], *rest])
     if 0 in sizes:
         raise AxisError("too many subscripts", expected=value.shape, got=key)
-    return reshape(value, tuple(sizes)) if tuple(sizes) != value.shape else value
+    return reshape(value, sizes) if sizes != value.shape else value
 
 
 def _part(value: TileValue, key: Sequence[Any]) -> TileValue:
@@ -581,11 +578,10 @@ def dot(a: Any, b: Any, c: Any = None, dtype: Any = None) -> TileValue:
         if not (number(c) or broadcast_shape([start.shape, shape]) == shape):
             raise ShapeError("the accumulator has another shape", expected=shape, got=start.shape)
         start = broadcast_tile(start, shape)
-    edges: list[Edge | None] = [left.edges[0], right.edges[1]]
-    whole = TileValue(start.node, tuple(edges)) if not any(start.edges) else start
+    edges = left.edges[0], right.edges[1]
     left, right = filled(left, [1], 0), filled(right, [0], 0)
     node = do(ops.dot, left.node, right.node, start.node)
-    return TileValue(node, join_edges([whole, TileValue(node, tuple(edges))]))
+    return TileValue(node, join_edges([start, TileValue(node, edges)]))
 
 
 def softmax_online(scores: Any) -> tuple[TileValue, TileValue, TileValue]:

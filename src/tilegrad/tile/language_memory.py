@@ -248,10 +248,8 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
     offsets, box = _offsets(memory, index), None
     if offsets is None:
         box = window(memory, index, (), None)
-        total: Size = 0
-        for i, stride in zip(box.index, memory.type.element_strides()):
-            total = total + i * stride
-        offsets = TileValue(b.index(total))
+        strides = memory.type.element_strides()
+        offsets = TileValue(b.index(sum(i * stride for i, stride in zip(box.index, strides))))
     tile = broadcast(cast(tile_of(value, memory.dtype), memory.dtype), offsets.shape)
     edges = join_edges([tile, offsets])
     whole, cut = _whole_mask(mask, offsets.shape, edges)
@@ -260,8 +258,8 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         wide_offsets, whole, _ = offsets_within("atomic_add", memory, wide_offsets, whole)
     else:
         _, whole = within("atomic_add", box, whole, cut)
-    inputs = [memory.node, tile.node, wide_offsets]
-    node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
+    masks = [] if whole is None else [whole]
+    node = do(placed.atomic_add, memory.node, tile.node, wide_offsets, *masks)
     each = wide_offsets if box is None else None
     tracer().touch("add", memory, box, offsets.shape, offsets=each, mask=whole, cut=True)
     return TileValue(node, edges)

@@ -84,6 +84,10 @@ class Range:
     block: int | None = None  # rows of each Rows, for tile.range_n
     bounds: tuple[int, int] | None = None  # the least and most that its index is, where known
 
+    def item(self, index: Size) -> Any:
+        """What the body gets for an index."""
+        return index_of(index) if self.block is None else Rows(index, self.block)
+
     def __iter__(self) -> Iterator[Any]:
         raise TraceError(
             "a loop that runs in the kernel is a `for` statement of the kernel",
@@ -163,9 +167,8 @@ class Tracer:
         self.limits: dict[Expr, Limit] = {}
         self.ranges: dict[Node, tuple[int, int]] = {}
         self.lines: dict[Node, Any] = {}
-        self.maybe = 0  # branches, and loops that may be empty, around
-        self.branches: list[tuple[Node, bool]] = []
-        self.empty: list[Expr | Node] = []
+        self.branches: list[tuple[Node, bool]] = []  # around
+        self.empty: list[Expr | Node] = []  # loops around that may be
         self.accesses: dict[Node, Access] = {}  # of results
         self.stated = plan if stated is None else stated  # what a person set of the Plan
         self.builder = BodyBuilder(name, parameters)
@@ -179,7 +182,6 @@ class Tracer:
         self.programs: list[Size] = []
         self.hints: dict[str, Any] = {}  # notes that functions leave for the emitter
         self.atoms: dict[Any, Size] = {}
-        self.depth = 0  # Blocks around
         self.placed = False
         self.rows: Rows | None = None  # of the program, where the grid is implied
         self.lead: tuple[Size, ...] = ()
@@ -190,6 +192,16 @@ class Tracer:
         made = cls(builder.name, (), Plan(), guards=False)
         made.builder, made.placed, made.trusts = builder, True, True
         return made
+
+    @property
+    def nested(self) -> bool:
+        """Whether a loop, a branch or a role is around."""
+        return len(self.builder.builder.open) > 1
+
+    @property
+    def maybe(self) -> bool:
+        """Whether what is traced may not be run at all."""
+        return bool(self.branches or self.empty)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -251,7 +263,7 @@ class Tracer:
                 "the grid is declared twice",
                 hint="tile.load(rows=...) implies a grid of row blocks",
             )
-        if self.depth:
+        if self.nested:
             raise TraceError("the grid is declared inside a loop or a branch")
         check_grid(sizes)
         self.grid = tuple(sizes)
@@ -294,7 +306,7 @@ class Tracer:
         fill: float | str | None = None,
     ) -> MemoryValue:
         """A new array that the kernel gives back."""
-        if self.depth:
+        if self.nested:
             raise TraceError("a result is declared inside a loop or a branch")
         name = name or f"out{len(self.results)}"
         number = isinstance(fill, (int, float))

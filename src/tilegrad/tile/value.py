@@ -452,17 +452,13 @@ def tile_of(value: Any, dtype: DType | None = None) -> TileValue:
     if isinstance(value, Index):
         return cast(scalar(value.size), dtype or dtypes.int64)
     if isinstance(value, (bool, int, float)):
-        own = (
-            dtypes.bool_
-            if isinstance(value, bool)
-            else (dtypes.int64 if isinstance(value, int) else dtypes.float32)
-        )
-        chosen = dtype or own
+        own = dtypes.float32 if isinstance(value, float) else dtypes.int64
+        chosen = dtype or (dtypes.bool_ if isinstance(value, bool) else own)
         if chosen.is_integer:
-            value = int(value)
-            if chosen.kind == "int" and 1 << (chosen.bits - 1) <= value < 1 << chosen.bits:
-                value -= 1 << chosen.bits  # as the bits it is written with
-            if not -(1 << (chosen.bits - 1)) <= value < 1 << chosen.bits:
+            value, count = int(value), 1 << chosen.bits
+            if chosen.kind == "int" and count // 2 <= value < count:
+                value -= count  # as the bits it is written with
+            if not -count // 2 <= value < count:
                 raise DTypeError(
                     "a number does not fit the dtype of its partner",
                     expected=chosen,
@@ -472,9 +468,9 @@ def tile_of(value: Any, dtype: DType | None = None) -> TileValue:
         return TileValue(b.constant(value, chosen))
     if isinstance(value, Window):
         return ABOVE["load"](value)
-    if isinstance(value, MemoryValue) and not value.ndim:
-        return TileValue(b.load(value.node, ()))  # an array without axes is a number
     if isinstance(value, MemoryValue):
+        if not value.ndim:
+            return TileValue(b.load(value.node, ()))  # an array without axes is a number
         raise DTypeError(
             "an array is not a tile",
             got=repr(value),
