@@ -37,10 +37,10 @@ from ..core.target import Target
 from ..ir.node import exact
 from ..ir.symbol import Size, ceil_divide, high
 from ..ir.types import Array, Memory, Type, product
-from . import language_memory  # noqa: F401  (values call it)
 from .build import Body, BodyBuilder, prune
 from .callee import KernelCallee, Launches
 from .control import Stage
+from .language_memory import returned
 from .plan import Plan
 from .stage import staged
 from .trace import Tracer
@@ -176,7 +176,7 @@ class Definition:
             bound.arguments.update({n: memories.get(n, v) for n, v in given.items()})
             own = self.signature.parameters
             more = {n: v for n, v in bound.arguments.items() if n not in own}
-            tracer.returned(call(*bound.args, **bound.kwargs, **more))
+            returned(call(*bound.args, **bound.kwargs, **more))
         self.check_dtypes("result", "return", [result.dtype for result in tracer.results])
         body = tracer.finish()
         prune(body.block, set())

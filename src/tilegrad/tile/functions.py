@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.dtype import float32
+from .modulo import far_angle, far_modulo
 from .scope import (
     Coefficients,
     Element,
@@ -405,12 +406,7 @@ def _of_angle(name: str, x: Element, done: Callable[..., Element]) -> Element:
         inside = abs(x) < x.table.angle_limit
         return ~inside, *_near_angle(x)
 
-    def far(x: Element) -> tuple[Any, ...]:
-        from .modulo import far_angle
-
-        return far_angle(x)
-
-    return x.machine.rarely(Rare(name, near, far, done), x)
+    return x.machine.rarely(Rare(name, near, far_angle, done), x)
 
 
 def _sine_and_cosine(r: Element, r_low: Element) -> tuple[Element, Element]:
@@ -495,8 +491,6 @@ def _of_remainder(name: str, x: Element, y: Element, done: Callable[..., Element
         return ~few, rest
 
     def far(x: Element, y: Element) -> tuple[Any, ...]:
-        from .modulo import far_modulo
-
         return (far_modulo(x, y),)
 
     def end(x: Element, y: Element, rest: Element) -> Element:

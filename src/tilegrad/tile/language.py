@@ -35,6 +35,7 @@ from . import ops
 from .arithmetic import broadcast as broadcast_tile
 from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
 from .inside import bounded
+from .numeric import identity
 from .trace import Range, tracer
 from .value import (
     ABOVE,
@@ -522,9 +523,9 @@ def _reduce(kind: str, x: Any, axis: int | None, keep: bool = False) -> TileValu
         for _ in range(value.ndim):
             value = _reduce(kind, value, value.ndim - 1)
         return value
-    place, own = _axis(value, axis), value.dtype
-    identity = {"sum": 0, "prod": 1, "max": own.lowest, "min": own.highest}[kind]
-    node = _folded(ops.reduce, kind, filled(value, [place], identity), place)
+    place = _axis(value, axis)
+    whole = filled(value, [place], identity(kind, value.dtype))
+    node = _folded(ops.reduce, kind, whole, place)
     found = TileValue(node, tuple(e for i, e in enumerate(value.edges) if i != place))
     if keep:
         return reshape(found, (*value.shape[:place], 1, *value.shape[place + 1 :]))

@@ -218,13 +218,25 @@ def _put(
         t.touch_at("store", memory, box, offsets, tile.shape, mask=whole, unique=unique)
 
 
-def store_rows(memory: MemoryValue, tile: TileValue) -> None:
-    """A returned block of rows to its place in the result."""
+def returned(value: Any) -> None:
+    """Tiles that a kernel returns become results: blocks of rows of the first array."""
     t = tracer()
-    rows = t.implied_rows()
-    tail = [0] if tile.ndim == 2 else []
-    axes = tuple(range(memory.ndim - tile.ndim, memory.ndim))
-    _put(memory, Window(memory, [*t.lead, rows.start, *tail], tile.shape, axes), tile)
+    for item in () if value is None else value if isinstance(value, tuple) else (value,):
+        found = tile_of(item)
+        rows = t.implied_rows()
+        if not found.shape or found.shape[0] != rows.count or found.ndim > 2:
+            raise ShapeError(
+                "a returned tile is not a block of rows",
+                expected=f"shape ({rows.count},) or ({rows.count}, columns)",
+                got=repr(found),
+                hint="declare other results with tile.result and write them with tile.store",
+            )
+        *lead, count, _ = t.inputs[0].type.shape
+        wide = [e.limit if e else s for s, e in zip(found.shape, found.edges)]  # elements
+        out = t.add_result([*lead, count, *wide[1:]], found.dtype)
+        tail = (0,) * (found.ndim - 1)
+        axes = tuple(range(out.ndim - found.ndim, out.ndim))
+        _put(out, Window(out, [*t.lead, rows.start, *tail], found.shape, axes), found)
 
 
 def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileValue:
@@ -319,5 +331,4 @@ def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryV
 ABOVE.update(
     load=named("tile.load", load),  # of a Window that is given as a value
     store=store,
-    store_rows=store_rows,
 )

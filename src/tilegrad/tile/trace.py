@@ -26,14 +26,12 @@ from .build import Body, BodyBuilder
 from .plan import Plan
 from .row import Misfit
 from .value import (
-    ABOVE,
     Index,
     MemoryValue,
     TileValue,
     current,
     index_of,
     state,
-    tile_of,
 )
 
 
@@ -320,25 +318,6 @@ class Tracer:
             self.loose.add(name)
         self.results.append(MemoryValue(name, node, True))
         return self.results[-1]
-
-    def returned(self, value: Any) -> None:
-        """Tiles that the function returns become results: blocks of rows of the first array."""
-        if value is None:
-            return
-        for item in value if isinstance(value, tuple) else (value,):
-            found = tile_of(item)
-            rows = self.implied_rows()
-            if not found.shape or found.shape[0] != rows.count or found.ndim > 2:
-                raise ShapeError(
-                    "a returned tile is not a block of rows",
-                    expected=f"shape ({rows.count},) or ({rows.count}, columns)",
-                    got=repr(found),
-                    hint="declare other results with tile.result and write them with tile.store",
-                )
-            *lead, count, _ = self.inputs[0].type.shape
-            wide = [e.limit if e else s for s, e in zip(found.shape, found.edges)]  # elements
-            out = self.add_result([*lead, count, *wide[1:]], found.dtype)
-            ABOVE["store_rows"](out, found)
 
     def finish(self) -> Body:
         """The Body."""
