@@ -83,7 +83,7 @@ def test_bytes_that_are_not_all_expected():
     "count, shape, hint, why",
     [
         (3, (8, 64), "", "are not the pages of 4 boxes"),
-        (4, (8, 32), "", "do not fill the rows"),
+        (4, (8, 32), "", "does not fit the place"),
         (4, (8, 64), "last", "no hint is called"),
     ],
 )

@@ -20,10 +20,10 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, ceil_divide, floor_divide, high, loop_index, low
 from ..tile.build import BodyBuilder
-from ..tile.numeric import COMBINE
+from ..tile.numeric import COMBINE, identity
 from .access import Place, atom_of, unravel
 from .sheet import Sheet
-from .space import KINDS, Part, Space, identity, is_blocked, reduce_index
+from .space import KINDS, Part, Space, is_blocked, reduce_index
 
 FAR_OFF = 1 << 62  # no place: above every index
 CHAIN = 64  # additions to one accumulator before it is added to a total

@@ -12,13 +12,13 @@ from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
 from ..ir.types import product
 from ..tile import ops as tile_ops
-from ..tile.numeric import COMBINE
+from ..tile.numeric import COMBINE, identity
 from .access import Index, offset_of, unravel
 from .evaluate import running
 from .family import Bodies
 from .region import Region
 from .sheet import Sheet
-from .space import fitting, identity
+from .space import fitting
 
 BLOCK = 64  # elements that a running sum adds one by one before what came before is added
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 from ..core.config import invariant
-from ..core.dtype import DType
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, topological
@@ -44,15 +42,6 @@ from .region import COSTLY, REDUCE, Region, axes_of, leaves_of, own_index
 from .sheet import Sheet
 
 KINDS = {ops.sum_: "sum", ops.prod: "prod", ops.max_: "max", ops.min_: "min"}
-
-
-def identity(kind: str, dtype: DType) -> Any:
-    """The value that changes nothing under a reduction."""
-    if kind == "sum":
-        return False if dtype.kind == "bool" else (-0.0 if dtype.is_float else 0)
-    if kind == "prod":
-        return True if dtype.kind == "bool" else 1
-    return dtype.lowest if kind == "max" else dtype.highest
 
 
 def reduce_index(node: Node, row: Size, column: Size) -> Index:

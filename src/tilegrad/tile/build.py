@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any
 
 from ..core.dtype import DType, bool_, float32, float64, int64, uint8
@@ -80,20 +81,14 @@ def _term_text(term: tuple[tuple[Expr, ...], int]) -> str:
 
 
 def _sum(b: BodyBuilder, value: Expr) -> Node:
-    total: Node | None = None
-    for product, factor in sorted(value.terms, key=_term_text):
-        term: Node | None = None
-        for atom in sorted(product, key=repr):
-            node = b.index(atom)
-            term = node if term is None else b.apply("multiply", term, node)
-        assert term is not None
-        if factor != 1:
-            term = b.apply("multiply", term, factor)
-        total = term if total is None else b.apply("add", total, term)
-    assert total is not None
-    if value.constant:
-        total = b.apply("add", total, value.constant)
-    return total
+    def term(product: tuple[Expr, ...], factor: int) -> Node:
+        nodes = (b.index(atom) for atom in sorted(product, key=repr))
+        found = reduce(partial(b.apply, "multiply"), nodes)
+        return found if factor == 1 else b.apply("multiply", found, factor)
+
+    terms = (term(*t) for t in sorted(value.terms, key=_term_text))
+    total = reduce(partial(b.apply, "add"), terms)
+    return b.apply("add", total, value.constant) if value.constant else total
 
 
 def _along(memory: Node, shape: Shape, axes: Shape | None) -> Shape:

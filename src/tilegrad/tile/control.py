@@ -8,19 +8,20 @@ one type, and nothing it knows of itself depends on the inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.block import Block, argument
+from ..ir.node import Node
 from ..ir.symbol import Expr, atoms, combine, high, low
 from ..ir.types import Tile
 from . import ops
 from .arithmetic import broadcast
+from .build import BodyBuilder
 from .inside import bounded
-from .trace import Limit, Range, Rows, Tracer
+from .trace import Limit, Range, Tracer
 from .value import (
     Edges,
     Index,
@@ -28,7 +29,6 @@ from .value import (
     TileValue,
     Undefined,
     cast,
-    index_of,
     number,
     tile_of,
 )
@@ -36,6 +36,7 @@ from .value import (
 Values = tuple[Any, ...]  # of variables
 Names = tuple[str, ...]
 Turn = Callable[..., Any]  # what a body of Python does to variables
+Leaving = tuple[Tile, "Edges | None"]  # what a variable is after Blocks that set it
 
 
 class Stage:
@@ -89,10 +90,9 @@ class Stage:
             return given
         if isinstance(values.lower, int) and isinstance(values.upper, int):
             if values.upper - values.lower <= values.step:  # at most one trip, written out
-                if high(values.upper) <= low(values.lower):
+                if values.upper <= values.lower:
                     return given
-                block = values.block
-                after = body(values.lower if block is None else Rows(values.lower, block), *given)
+                after = body(values.item(values.lower), *given)
                 return tuple(_inside(n, *pair) for n, *pair in zip(names, given, after))
         shapes = [_count(g) for g in given]
         labels = [
@@ -134,25 +134,19 @@ class Stage:
         ]
         found = [side[1] for side in sides]
         changed = [i for i in range(len(given)) if any(_differs(given[i], f[i]) for f in found)]
-        kept = [i for i in changed if not any(isinstance(f[i], Undefined) for f in found)]
-        types = [_common(names[i], [f[i] for f in found]) for i in kept]
-        edges = [
-            _join(names[i], [f[i].edges for f in found if isinstance(f[i], TileValue)])
-            for i in kept
-        ]
-        for i, edge in zip(kept, edges):
-            _check_leaving(names[i], edge, known)
+        leaving = {
+            i: _shared(names[i], [f[i] for f in found], known)
+            for i in changed
+            if not any(isinstance(f[i], Undefined) for f in found)
+        }
         for block, values in sides:  # numbers become tiles, now that their types are known
             with b.builder.within(block):
-                nodes = [b.add(fitted(values[i], type_).node) for i, type_ in zip(kept, types)]
-                block.results = tuple(nodes)
+                block.results = _fit(b, leaving, values)
         node = b.add(ops.branch(test.node, blocks=tuple(block for block, _ in sides)))
         answer = list(given)
         for i in changed:
             answer[i] = Undefined(names[i], "is set in only one branch")
-        for place, (i, edge) in enumerate(zip(kept, edges)):
-            answer[i] = TileValue(b.add(ops.get(node, index=place)), edge)
-        return tuple(answer)
+        return _after(b, node, leaving, answer)
 
     def _side(
         self,
@@ -166,7 +160,7 @@ class Stage:
         b = self.tracer.builder
         self.tracer.branches.append((test.node, holds))
         name = "then" if holds else "otherwise"
-        with b.builder.block(name) as block, _deeper(self.tracer, True):
+        with b.builder.block(name) as block:
             found = list(function(*given))
             for i, (before, after) in enumerate(zip(given, found)):
                 if number(after) and _differs(before, after):
@@ -202,18 +196,6 @@ def _deep(values: Sequence[Any], counts: Sequence[int | None]) -> list[Any]:
     return [next(rest) if c is None else [next(rest) for _ in range(c)] for c in counts]
 
 
-@contextmanager
-def _deeper(tracer: Tracer, maybe: bool) -> Iterator[None]:
-    """Inside a Block, which may not be run at all."""
-    tracer.depth += 1
-    tracer.maybe += maybe
-    try:
-        yield
-    finally:
-        tracer.depth -= 1
-        tracer.maybe -= maybe
-
-
 def _inside(name: str, before: Any, after: Any) -> Any:
     """A variable after a loop: one that was not set before it is not set by it."""
     if isinstance(before, Undefined):
@@ -245,10 +227,10 @@ def _common(name: str, values: Sequence[Any]) -> Tile:
             )
     tiles = [v for v in values if isinstance(v, TileValue)]
     if not tiles:
-        whole = not any(isinstance(v, float) for v in values)
         if all(isinstance(v, bool) for v in values):
             return Tile((), dtypes.bool_)
-        return Tile((), dtypes.int64 if whole else dtypes.float32)
+        some = any(isinstance(v, float) for v in values)
+        return Tile((), dtypes.float32 if some else dtypes.int64)
     first = tiles[0].node.type
     for v in tiles[1:]:
         if v.node.type != first:
@@ -262,12 +244,33 @@ def _common(name: str, values: Sequence[Any]) -> Tile:
     return first
 
 
-def _join(name: str, several: Sequence[Edges]) -> Edges | None:
+def _shared(name: str, values: Sequence[Any], known: set[Expr]) -> Leaving:
+    """What a variable with these values is outside of their Blocks."""
+    type_ = _common(name, values)
+    edges = _join(name, *[v.edges for v in values if isinstance(v, TileValue)])
+    _check_leaving(name, edges, known)
+    return type_, edges
+
+
+def _fit(b: BodyBuilder, leaving: Mapping[int, Leaving], values: Sequence[Any]) -> tuple[Node, ...]:
+    """Variables, by number, as Nodes of the types that they share."""
+    return tuple([b.add(fitted(values[i], type_).node) for i, (type_, _) in leaving.items()])
+
+
+def _after(b: BodyBuilder, node: Node, leaving: Mapping[int, Leaving], known: list[Any]) -> Values:
+    """All variables after a loop or a branch, of which some are its results."""
+    for place, (i, (_, edges)) in enumerate(leaving.items()):
+        known[i] = TileValue(b.add(ops.get(node, index=place)), edges)
+    return tuple(known)
+
+
+def _join(name: str, *several: Edges | None) -> Edges | None:
     """Edges of a variable that two sides set: where one has an edge, both have."""
-    if not several:
+    known = [edges for edges in several if edges is not None]
+    if not known:
         return None
     result = []
-    for axis in zip(*several):
+    for axis in zip(*known):
         found = list(dict.fromkeys([e for e in axis if e is not None]))
         if len(found) > 1:
             raise ShapeError(
@@ -313,7 +316,7 @@ class _Loop:
     ) -> None:
         self.tracer, self.values, self.body = tracer, values, body
         self.given, self.names, self.index = given, names, index
-        self.carried: dict[int, tuple[Tile, Edges | None]] = {}
+        self.carried: dict[int, Leaving] = {}
         for i, value in enumerate(given):  # tiles that the body sets: most are carried
             if isinstance(value, TileValue):
                 self.carried[i] = (value.node.type, value.edges)  # type: ignore[assignment]
@@ -340,8 +343,7 @@ class _Loop:
         own = argument(self.index, Tile((), dtypes.int64))
         arguments = {i: argument(self.names[i], t) for i, (t, _) in self.carried.items()}
         empty = low(combine(values.upper, values.lower, -1)) < 1
-        inner = _deeper(self.tracer, empty)
-        with b.builder.block(self.index, (own, *arguments.values())) as block, inner:
+        with b.builder.block(self.index, (own, *arguments.values())) as block:
             given = values.bounds
             number_ = own if given is None else bounded(self.tracer, own, *given)
             index = b.atom(self.index, number_, *self.bounds())
@@ -349,20 +351,18 @@ class _Loop:
                 self.tracer.limits[index] = self.limit()
             if empty:
                 self.tracer.empty.append(index if isinstance(index, Expr) else own)
-            item = index_of(index)
-            if values.block is not None:
-                item = Rows(index, values.block)
             inside = list(self.given)
             for i, node in arguments.items():
                 inside[i] = TileValue(node, self.carried[i][1])
-            found = self.body(item, *inside)
+            found = self.body(values.item(index), *inside)
             if empty:
                 self.tracer.empty.pop()
-            nodes = []
-            for i, (type_, _) in self.carried.items():
-                if isinstance(found[i], TileValue) or number(found[i]):
-                    nodes.append(b.add(fitted(found[i], type_).node))
-            block.results = tuple(nodes)
+            held = {
+                i: what
+                for i, what in self.carried.items()
+                if isinstance(found[i], TileValue) or number(found[i])
+            }
+            block.results = _fit(b, held, found)
         self.inside = inside
         return block, found
 
@@ -391,10 +391,7 @@ class _Loop:
                 continue
             if isinstance(after, Undefined):
                 raise after.fail()
-            type_ = _common(self.names[i], [after])
-            edges = after.edges if isinstance(after, TileValue) else None
-            _check_leaving(self.names[i], edges, known)
-            news |= self.note(i, type_, edges)
+            news |= self.note(i, *_shared(self.names[i], [after], known))
         return news
 
     def note(self, i: int, type_: Tile, edges: Edges | None) -> bool:
@@ -407,7 +404,7 @@ class _Loop:
                     got=type_,
                     hint="cast or broadcast it before the loop",
                 )
-            edges = _join(name, [e for e in (start.edges, edges) if e is not None])
+            edges = _join(name, start.edges, edges)
         elif not number(start):
             _common(name, [start])
         known = self.carried.get(i)
@@ -416,7 +413,7 @@ class _Loop:
                 raise ShapeError(
                     f"the loop changes the type of {name!r}", expected=known[0], got=type_
                 )
-            edges = _join(name, [e for e in (known[1], edges) if e is not None])
+            edges = _join(name, known[1], edges)
             if known == (type_, edges):
                 return False
         self.carried[i] = (type_, edges)
@@ -425,8 +422,7 @@ class _Loop:
     def finish(self, block: Block, found: Values) -> Values:
         """Add the loop; gives the variables after it."""
         b, values = self.tracer.builder, self.values
-        order = list(self.carried)
-        starts = [b.add(fitted(self.given[i], self.carried[i][0]).node) for i in order]
+        starts = _fit(b, self.carried, self.given)
         node = b.add(
             ops.loop(*self.ends, *starts, blocks=(block,), step=values.step, unroll=values.unroll)
         )
@@ -434,7 +430,4 @@ class _Loop:
         for i, (before, after) in enumerate(zip(self.given, found)):
             if not isinstance(after, Undefined):
                 answer[i] = _inside(self.names[i], before, before)
-        for place, i in enumerate(order):
-            result = b.add(ops.get(node, index=place))
-            answer[i] = TileValue(result, self.carried[i][1])
-        return tuple(answer)
+        return _after(b, node, self.carried, answer)

@@ -37,10 +37,10 @@ from ..core.target import Target
 from ..ir.node import exact
 from ..ir.symbol import Size, ceil_divide, high
 from ..ir.types import Array, Memory, Type, product
-from . import language_memory  # noqa: F401  (values call it)
 from .build import Body, BodyBuilder, prune
 from .callee import KernelCallee, Launches
 from .control import Stage
+from .language_memory import returned
 from .plan import Plan
 from .stage import staged
 from .trace import Tracer
@@ -176,7 +176,7 @@ class Definition:
             bound.arguments.update({n: memories.get(n, v) for n, v in given.items()})
             own = self.signature.parameters
             more = {n: v for n, v in bound.arguments.items() if n not in own}
-            tracer.returned(call(*bound.args, **bound.kwargs, **more))
+            returned(call(*bound.args, **bound.kwargs, **more))
         self.check_dtypes("result", "return", [result.dtype for result in tracer.results])
         body = tracer.finish()
         prune(body.block, set())
@@ -245,7 +245,7 @@ def fill_body(name: str, type_: Memory, value: float) -> Body:
 
 
 # What is filled in of Plans for any machine: small blocks, or large ones where a kernel needs them.
-PORTABLE = (Plan(32, 64, 64, 1, 1, 8, "none"), Plan(128, 128, 64, 8, 3, 8, "xor"))
+SMALL, LARGE = Plan(32, 64, 64, 1, 1, 8, "none"), Plan(128, 128, 64, 8, 3, 8, "xor")
 
 
 class Instance:
@@ -256,7 +256,6 @@ class Instance:
         self.reached = reached(definition.function)
         self.values = staged(definition.function).values()
         self.checked = config().checked
-        self._portable: Launches | None = None
         self.known: dict[tuple[str, bool], Launches] = {}
 
     @cached_property
@@ -269,20 +268,16 @@ class Instance:
         parts = (stable(self.reached), given, str(self.plan), self.checked)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
-    @property
+    @cached_property
     def portable(self) -> Launches:
         """Bodies for any machine; the kernel's own mistakes are told here."""
-        first: UserError | None = None
-        for other in PORTABLE if self._portable is None else ():
+        try:
+            return self._traced(SMALL, guards=True)
+        except UserError as first:
             try:
-                self._portable = self._traced(other, guards=True)
-                break
-            except UserError as error:
-                first = first or error
-        if self._portable is None:
-            assert first is not None
-            raise first
-        return self._portable
+                return self._traced(LARGE, guards=True)
+            except UserError:
+                raise first from None
 
     def launches(self, target: Target) -> Launches:
         """Bodies for a Target, by the Plan that suits it."""

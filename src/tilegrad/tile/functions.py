@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.dtype import float32
+from .modulo import far_angle, far_modulo
 from .scope import (
     Coefficients,
     Element,
@@ -48,16 +49,21 @@ def exp(x: Element) -> Element:
     return _exponential(x, 1.0)
 
 
-def _exponential(x: Element, factor: float) -> Element:
-    """factor * e**x: e**x = 2**n * e**r with |r| <= ln(2) / 2."""
+def _power_of_e(x: Element) -> tuple[Element, Element]:
+    """e**x = e**r * 2**n with |r| <= ln(2) / 2: e**r, and bits that hold n + 2 * bias."""
     table = x.table
-    lowest, highest = table.exp_range
-    gone = x < lowest  # underflows to 0: skip, subnormals are slow
-    x = where(gone, 0.0, x).at_most(highest)
     bits, n = x.nearest_integer(table.log2_e, 2 * table.bias)
     r = multiply_add(n, -table.ln2[0], x)  # exact
     r = multiply_add(n, -table.ln2[1], r)
-    result = polynomial(r, (*table.exp, 1.0, 1.0))
+    return polynomial(r, (*table.exp, 1.0, 1.0)), bits
+
+
+def _exponential(x: Element, factor: float) -> Element:
+    """factor * e**x."""
+    lowest, highest = x.table.exp_range
+    gone = x < lowest  # underflows to 0: skip, subnormals are slow
+    x = where(gone, 0.0, x).at_most(highest)
+    result, bits = _power_of_e(x)
     if factor != 1.0:
         result = result * factor
     result = result.scale_by_power(bits)
@@ -252,23 +258,22 @@ def _logarithm2_parts(x: Element) -> tuple[Element, Element]:
     s_low = residue / d
     w, w_low = two_product(s, s)
     w_low = multiply_add(s + s, s_low, w_low)
-    third, third_low = table.third
-    t, t_low = two_product(w, third)
-    t_low = multiply_add(w, third_low, t_low)
-    t_low = multiply_add(w_low, third, t_low)
+    t, t_low = _times(w, w_low, table.third)
     tail = w * w * polynomial(w, table.power)
     t_low = t_low + tail
-    c, c_low = table.two_log2_e
-    p, p_low = two_product(s, c)
-    p_low = multiply_add(s, c_low, p_low)
-    p_low = multiply_add(s_low, c, p_low)
-    q, q_low = two_product(p, t)  # p * (1 + t)
-    q_low = multiply_add(p, t_low, q_low)
-    q_low = multiply_add(p_low, t, q_low)
+    p, p_low = _times(s, s_low, table.two_log2_e)
+    q, q_low = _times(p, p_low, (t, t_low))  # p * (1 + t)
     head, lost = two_sum(e, p)
     total, more = two_sum(head, q)
     rest = lost + more + (p_low + q_low)
     return two_sum(total, rest)
+
+
+def _times(a: Element, a_low: Element, b: tuple[Any, Any]) -> tuple[Element, Element]:
+    """The product of two values in two parts each, in two parts."""
+    product, low = two_product(a, b[0])
+    low = multiply_add(a, b[1], low)
+    return product, multiply_add(a_low, b[0], low)
 
 
 def _power_edges(x: Element, y: Element, result: Element) -> Element:
@@ -326,10 +331,7 @@ def erfc(x: Element) -> Element:
     tail = multiply_add(inverse, bend, inverse * lost)
     whole = inverse + tail
     tail = multiply_add(-whole, square_low, tail)
-    bits, n = (-square).nearest_integer(table.log2_e, 2 * table.bias)
-    r = multiply_add(n, -table.ln2[0], -square)
-    r = multiply_add(n, -table.ln2[1], r)
-    power = polynomial(r, (*table.exp, 1.0, 1.0))
+    power, bits = _power_of_e(-square)
     result = multiply_add(power, inverse, power * tail)
     result = result.scale_by_power(bits)
     near = 1.0 - multiply_add(a, polynomial(square, table.erf), a)
@@ -404,12 +406,7 @@ def _of_angle(name: str, x: Element, done: Callable[..., Element]) -> Element:
         inside = abs(x) < x.table.angle_limit
         return ~inside, *_near_angle(x)
 
-    def far(x: Element) -> tuple[Any, ...]:
-        from .modulo import far_angle
-
-        return far_angle(x)
-
-    return x.machine.rarely(Rare(name, near, far, done), x)
+    return x.machine.rarely(Rare(name, near, far_angle, done), x)
 
 
 def _sine_and_cosine(r: Element, r_low: Element) -> tuple[Element, Element]:
@@ -494,8 +491,6 @@ def _of_remainder(name: str, x: Element, y: Element, done: Callable[..., Element
         return ~few, rest
 
     def far(x: Element, y: Element) -> tuple[Any, ...]:
-        from .modulo import far_modulo
-
         return (far_modulo(x, y),)
 
     def end(x: Element, y: Element, rest: Element) -> Element:

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import dtype as dtypes
-from ..core.dtype import DType, accumulator, dtype_of, promote
+from ..core.dtype import accumulator, dtype_of, promote
 from ..core.errors import AxisError, DTypeError, ShapeError, UserError
 from ..ir.node import Node, Op
 from ..ir.symbol import Size, high, low
@@ -35,6 +35,7 @@ from . import ops
 from .arithmetic import broadcast as broadcast_tile
 from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
 from .inside import bounded
+from .numeric import identity
 from .trace import Range, tracer
 from .value import (
     ABOVE,
@@ -48,6 +49,7 @@ from .value import (
     number,
     operate,
     size_of,
+    spread,
     tile_of,
 )
 from .value import cast as cast_tile
@@ -59,13 +61,6 @@ def do(op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
     """Add an op to the Body."""
     return tracer().builder.do(op, *inputs, **attrs)
 
-
-IDENTITY: dict[str, Callable[[DType], Any]] = {
-    "sum": lambda d: 0,
-    "prod": lambda d: 1,
-    "max": lambda d: d.lowest,
-    "min": lambda d: d.highest,
-}
 
 # ---- the grid ---------------------------------------------------------------------------------
 
@@ -338,19 +333,13 @@ def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
             raise AxisError("no such element", expected=value.shape, got=key[0])
         node = do(ops.extract, value.node, index=place)
         return expand(TileValue(node, value.edges[1:], value.zero[1:]), key[1:])
-    if Ellipsis in key:
-        place, given = key.index(Ellipsis), [k for k in key if k is not None and k is not Ellipsis]
-        missing = value.ndim - len(given)
-        key = (*key[:place], *[slice(None)] * missing, *key[place + 1 :])
+    key = spread(key, value.ndim)
     value = _part(value, [k for k in key if k is not None])
     rest = iter(value.shape)
-    sizes = []
-    for k in key:
-        sizes.append(1 if k is None else next(rest, 0))
-    sizes += list(rest)
+    sizes = tuple([*[1 if k is None else next(rest, 0) for k in key], *rest])
     if 0 in sizes:
         raise AxisError("too many subscripts", expected=value.shape, got=key)
-    return reshape(value, tuple(sizes)) if tuple(sizes) != value.shape else value
+    return reshape(value, sizes) if sizes != value.shape else value
 
 
 def _part(value: TileValue, key: Sequence[Any]) -> TileValue:
@@ -522,6 +511,12 @@ def _axis(x: TileValue, axis: int) -> int:
     return place
 
 
+def _folded(op: Op, kind: str, x: TileValue, axis: int) -> Node:
+    """An axis reduced, or run along, in the dtype that narrow floats are computed in."""
+    b = tracer().builder
+    return b.cast(do(op, b.cast(x.node, x.dtype.wide), axis=axis, kind=kind), x.dtype)
+
+
 def _reduce(kind: str, x: Any, axis: int | None, keep: bool = False) -> TileValue:
     value = tile_of(x)
     if axis is None:
@@ -529,12 +524,9 @@ def _reduce(kind: str, x: Any, axis: int | None, keep: bool = False) -> TileValu
             value = _reduce(kind, value, value.ndim - 1)
         return value
     place = _axis(value, axis)
-    b = tracer().builder
-    own = value.dtype
-    whole = cast_tile(filled(value, [place], IDENTITY[kind](own)), own.wide)
-    node = b.cast(b.add(ops.reduce(whole.node, axis=place, kind=kind)), own)
-    edges = tuple(e for i, e in enumerate(value.edges) if i != place)
-    found = TileValue(node, edges)
+    whole = filled(value, [place], identity(kind, value.dtype))
+    node = _folded(ops.reduce, kind, whole, place)
+    found = TileValue(node, tuple(e for i, e in enumerate(value.edges) if i != place))
     if keep:
         return reshape(found, (*value.shape[:place], 1, *value.shape[place + 1 :]))
     return found
@@ -557,10 +549,7 @@ min_ = _reduction("min", "The smallest along an axis.")
 def _scan(kind: str, text: str) -> Callable[..., TileValue]:
     def apply(x: Any, axis: int = -1) -> TileValue:
         value = tile_of(x)
-        place, own = _axis(value, axis), value.dtype
-        b = tracer().builder
-        node = b.add(ops.cumulative(b.cast(value.node, own.wide), axis=place, kind=kind))
-        return TileValue(b.cast(node, own), value.edges)
+        return TileValue(_folded(ops.cumulative, kind, value, _axis(value, axis)), value.edges)
 
     apply.__name__, apply.__doc__ = f"cumulative_{kind}", text
     return apply
@@ -590,11 +579,10 @@ def dot(a: Any, b: Any, c: Any = None, dtype: Any = None) -> TileValue:
         if not (number(c) or broadcast_shape([start.shape, shape]) == shape):
             raise ShapeError("the accumulator has another shape", expected=shape, got=start.shape)
         start = broadcast_tile(start, shape)
-    edges: list[Edge | None] = [left.edges[0], right.edges[1]]
-    whole = TileValue(start.node, tuple(edges)) if not any(start.edges) else start
+    edges = left.edges[0], right.edges[1]
     left, right = filled(left, [1], 0), filled(right, [0], 0)
     node = do(ops.dot, left.node, right.node, start.node)
-    return TileValue(node, join_edges([whole, TileValue(node, tuple(edges))]))
+    return TileValue(node, join_edges([start, TileValue(node, edges)]))
 
 
 def softmax_online(scores: Any) -> tuple[TileValue, TileValue, TileValue]:

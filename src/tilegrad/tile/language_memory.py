@@ -218,13 +218,25 @@ def _put(
         t.touch_at("store", memory, box, offsets, tile.shape, mask=whole, unique=unique)
 
 
-def store_rows(memory: MemoryValue, tile: TileValue) -> None:
-    """A returned block of rows to its place in the result."""
+def returned(value: Any) -> None:
+    """Tiles that a kernel returns become results: blocks of rows of the first array."""
     t = tracer()
-    rows = t.implied_rows()
-    tail = [0] if tile.ndim == 2 else []
-    axes = tuple(range(memory.ndim - tile.ndim, memory.ndim))
-    _put(memory, Window(memory, [*t.lead, rows.start, *tail], tile.shape, axes), tile)
+    for item in () if value is None else value if isinstance(value, tuple) else (value,):
+        found = tile_of(item)
+        rows = t.implied_rows()
+        if not found.shape or found.shape[0] != rows.count or found.ndim > 2:
+            raise ShapeError(
+                "a returned tile is not a block of rows",
+                expected=f"shape ({rows.count},) or ({rows.count}, columns)",
+                got=repr(found),
+                hint="declare other results with tile.result and write them with tile.store",
+            )
+        *lead, count, _ = t.inputs[0].type.shape
+        wide = [e.limit if e else s for s, e in zip(found.shape, found.edges)]  # elements
+        out = t.add_result([*lead, count, *wide[1:]], found.dtype)
+        tail = (0,) * (found.ndim - 1)
+        axes = tuple(range(out.ndim - found.ndim, out.ndim))
+        _put(out, Window(out, [*t.lead, rows.start, *tail], found.shape, axes), found)
 
 
 def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileValue:
@@ -248,10 +260,8 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
     offsets, box = _offsets(memory, index), None
     if offsets is None:
         box = window(memory, index, (), None)
-        total: Size = 0
-        for i, stride in zip(box.index, memory.type.element_strides()):
-            total = total + i * stride
-        offsets = TileValue(b.index(total))
+        strides = memory.type.element_strides()
+        offsets = TileValue(b.index(sum(i * stride for i, stride in zip(box.index, strides))))
     tile = broadcast(cast(tile_of(value, memory.dtype), memory.dtype), offsets.shape)
     edges = join_edges([tile, offsets])
     whole, cut = _whole_mask(mask, offsets.shape, edges)
@@ -260,8 +270,8 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         wide_offsets, whole, _ = offsets_within("atomic_add", memory, wide_offsets, whole)
     else:
         _, whole = within("atomic_add", box, whole, cut)
-    inputs = [memory.node, tile.node, wide_offsets]
-    node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
+    masks = [] if whole is None else [whole]
+    node = do(placed.atomic_add, memory.node, tile.node, wide_offsets, *masks)
     each = wide_offsets if box is None else None
     tracer().touch("add", memory, box, offsets.shape, offsets=each, mask=whole, cut=True)
     return TileValue(node, edges)
@@ -321,5 +331,4 @@ def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryV
 ABOVE.update(
     load=named("tile.load", load),  # of a Window that is given as a value
     store=store,
-    store_rows=store_rows,
 )

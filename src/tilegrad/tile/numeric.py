@@ -382,6 +382,15 @@ def box(index: Any, shape: Shape, axes: Shape, sizes: Shape, strides: Any) -> An
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
+def identity(kind: str, dtype: DType) -> Any:
+    """The value that changes nothing under a reduction."""
+    if kind == "sum":
+        return False if dtype.kind == "bool" else (-0.0 if dtype.is_float else 0)
+    if kind == "prod":
+        return True if dtype.kind == "bool" else 1
+    return dtype.lowest if kind == "max" else dtype.highest
+
+
 def fold(x: Array, dtype: DType, kind: str, axis: int, whole: bool) -> Array:
     """Reduce (or run along) an axis; sums of narrow floats are kept in float32, a sum of bools is
     whether one holds."""

@@ -300,9 +300,8 @@ def allocate(*, shape: Shape, dtype: DType, scope: str, layout: str) -> Type:
 @row(
     "memory",
     name="sort",
-    effects=lambda n: (
-        (*read_and_write(Touch(n.inputs[0], True, some=True)),)
-        + read_and_write(Touch(n.inputs[1], True, some=True))
+    effects=lambda n: tuple(
+        touch for i in n.inputs[:2] for touch in read_and_write(Touch(i, True, some=True))
     ),
 )
 def sort_rows(

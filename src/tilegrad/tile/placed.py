@@ -143,32 +143,27 @@ def fence(*, kind: str) -> Type:
 # ---- copies ---------------------------------------------------------------------------------
 
 
-def _boxed(place: Memory, memory: Node, shape: Shape, axes: Shape, index: tuple[Node, ...]) -> Type:
-    if len(axes) != len(shape) or _last(place, shape) != shape:
-        raise Misfit(f"a box of {shape} over axes {axes} does not fit the place {place}")
-    wanted = len(memory_of(memory).shape) + len(place.shape) - len(shape)
-    if place.dtype is not memory.dtype or len(index) != wanted:
-        raise Misfit(f"{len(index)} indices, from {memory.type} with {place}")
+def _copied(
+    place: Node, memory: Node, shape: Shape, axes: Shape, index: tuple[Node, ...], row: int = 0
+) -> int:
+    """How many rows the last axes of a place have: a box of a Memory is some of them, from `row`
+    on, and lies along Memory axis axes[i]."""
+    into = memory_of(place)
+    lead = len(into.shape) - len(shape)
+    rows, *rest = into.shape[lead:]
+    if len(axes) != len(shape) or shape[1:] != tuple(rest):
+        raise Misfit(f"a box of {shape} over axes {axes} does not fit the place {into}")
+    if not 0 <= row <= rows - shape[0]:
+        raise Misfit(f"a box of {shape} from row {row} on leaves {into}")
+    if into.dtype is not memory.dtype or len(index) != len(memory_of(memory).shape) + lead:
+        raise Misfit(f"{len(index)} indices, from {memory.type} with {into}")
+    return int(rows)
+
+
+def _stored(memory: Node, place: Node, *index: Node, shape: Shape, axes: Shape) -> Type:
+    if _copied(place, memory, shape, axes, index) != shape[0]:
+        raise Misfit(f"a box of {shape} is not all of {place.type}")
     return NOTHING
-
-
-def _last(place: Memory, shape: Shape) -> Shape:
-    """Sizes of the axes of a place that a box lies along."""
-    found: Shape = place.shape[len(place.shape) - len(shape) :]  # type: ignore[assignment]
-    return found
-
-
-def _rows(place: Memory, shape: Shape, row: int) -> Memory:
-    """A place as if it had only those rows that begin at `row`."""
-    whole = _last(place, shape)
-    if shape[1:] != whole[1:] or not 0 <= row <= whole[0] - shape[0]:
-        raise Misfit(f"a box of {shape} from row {row} on leaves {place}")
-    return _ending(place, shape)
-
-
-def _ending(place: Memory, shape: Shape) -> Memory:
-    """A place as if its last axes had other sizes."""
-    return changed(place, shape=(*place.shape[: len(place.shape) - len(shape)], *shape))
 
 
 def _ends(node: Node, first: int, stores: bool) -> tuple[Touch, Touch]:
@@ -207,14 +202,15 @@ def copy_async(
     """index: the Memory's, then the place's leading one. Copies a box, tile axis i along Memory
     axis axes[i], into the last axes of the place from `row` on; its bytes land on the barrier"""
     _on_barrier(barrier_)
-    return _boxed(_rows(memory_of(place), shape, row), memory, shape, axes, index)
+    _copied(place, memory, shape, axes, index, row)
+    return NOTHING
 
 
 @placed_row("copy", effects=lambda n: (Work("copy_store", _ends(n, 2, True)),))
 def copy_store(memory: Node, place: Node, *index: Node, shape: Shape, axes: Shape) -> Type:
     """index: the Memory's, then the place's leading one. Writes a box back, in the group being
     collected"""
-    return _boxed(memory_of(place), memory, shape, axes, index)
+    return _stored(memory, place, *index, shape=shape, axes=axes)
 
 
 @placed_row("copy", effects=_landing)
@@ -232,11 +228,9 @@ def copy_multicast(
     bit of the mask is set, its bytes landing on the same barrier there; the last inputs are the
     first row, and the rank that bit 0 of the mask stands for"""
     _on_barrier(barrier_)
-    into = memory_of(place)
-    whole = _last(into, shape)
-    if not shape or whole[1:] != shape[1:] or whole[0] % shape[0]:
-        raise Misfit(f"a box of {shape} is no share of the rows of {into}")
-    return _boxed(_ending(into, shape), memory, shape, axes, index[:-2])
+    if _copied(place, memory, shape, axes, index[:-2]) % shape[0]:
+        raise Misfit(f"a box of {shape} is no share of the rows of {place.type}")
+    return NOTHING
 
 
 HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves first
@@ -263,16 +257,14 @@ def copy_pages(
     """one copy_async for each page, its number added to the Memory's first index, into the rows of
     the place one after another; each thread of the first warp issues one"""
     _on_barrier(barrier_)
-    into = memory_of(place)
-    rows = _last(into, shape)[0]
-    if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:
-        raise Misfit(f"boxes of {shape} do not fill the rows of {into}")
-    count = rows // shape[0]
+    count, more = divmod(_copied(place, memory, shape, axes, index), shape[0])
+    if len(shape) != 2 or more:
+        raise Misfit(f"boxes of {shape} do not fill the rows of {place.type}")
     if pages.type != Tile((count,), ops.INDEX.dtype) or not 1 <= count <= 32 or count & (count - 1):
         raise Misfit(f"{pages.type} are not the pages of {count} boxes of {shape}")
     if hint not in HINTS:
         raise Misfit(f"no hint is called {hint!r}")
-    return _boxed(_ending(into, shape), memory, shape, axes, index)
+    return NOTHING
 
 
 @placed_row("copy", effects=Close("copy_store"))
@@ -296,7 +288,8 @@ def copy_threads(
     0"""
     if len(shape) != 2:
         raise Misfit(f"a box of {shape} has no rows")
-    return _boxed(_rows(memory_of(place), shape, row), memory, shape, axes, index)
+    _copied(place, memory, shape, axes, index, row)
+    return NOTHING
 
 
 @placed_row("copy", effects=Close("copy_threads"))
@@ -315,7 +308,7 @@ def wait_threads(*, pending: int) -> Type:
 def store_threads(memory: Node, place: Node, *index: Node, shape: Shape, axes: Shape) -> Type:
     """index: the Memory's, then the place's leading one. The role's threads write a box of the
     place, of which what lies outside of the Memory is dropped"""
-    return _boxed(memory_of(place), memory, shape, axes, index)
+    return _stored(memory, place, *index, shape=shape, axes=axes)
 
 
 # ---- matrix products ------------------------------------------------------------------------
@@ -512,8 +505,9 @@ def read_place(place: Node, *index: Node, rows: Shape) -> Type:
                 f"rows {rows} of {type_}: registers are read whole, other "
                 "places from a multiple of 8 on",
             )
+        if not 0 <= first <= shape[0] - count:
+            raise Misfit(f"rows {rows} leave {type_}")
         shape = (count, *shape[1:])
-        _rows(type_, shape, first)  # type: ignore[arg-type]
     return Tile(shape, type_.dtype)  # type: ignore[arg-type]
 
 

@@ -107,15 +107,11 @@ def _static(rows: tuple[Size, int] | None) -> tuple[int, int] | None:
 def role(name: str, warps: int, registers: int = 0) -> Iterator[None]:
     """Warps that run what stands inside, beside the roles next to it."""
     t = _placed()
-    if t.depth:
+    if t.nested:
         raise TraceError("a role stands inside a loop, a branch or a role")
     b = t.builder
-    t.depth += 1
-    try:
-        with b.builder.block(name) as block:
-            yield
-    finally:
-        t.depth -= 1
+    with b.builder.block(name) as block:
+        yield
     b.add(placed.role(blocks=(block,), name=name, warps=warps, registers=registers))
 
 

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from math import gcd, lcm
 from typing import Any
 
-from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from ..ir.types import Tile
@@ -90,10 +89,8 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
-    "floor_divide": lambda a, b: a // b if b else 0,
-    "remainder": lambda a, b: a % b if b else 0,
-    "unsigned_divide": lambda a, b: a // b if b else 0,
-    "unsigned_remainder": lambda a, b: a % b if b else 0,
+    **dict.fromkeys(("floor_divide", "unsigned_divide"), lambda a, b: a // b if b else 0),
+    **dict.fromkeys(("remainder", "unsigned_remainder"), lambda a, b: a % b if b else 0),
     "minimum": min,
     "maximum": max,
     "bit_and": operator.and_,
@@ -232,16 +229,10 @@ class _Loop:
     def __init__(self, skeleton: Scalars, scenario: Scenario | None, loop: Node) -> None:
         self.skeleton, self.scenario, self.loop = skeleton, scenario, loop
         self.inside: set[Node] = set(loop.blocks[0].arguments)
-        self._enter(loop.blocks[0])
+        for node in loop.blocks[0].all_nodes():
+            self.inside.update([node], *[inner.arguments for inner in node.blocks])
         self.memory: dict[Node, Shift | None] = {}
         self.expected: dict[Node, int] = {}  # signs of a - b for minimum and maximum of a and b
-
-    def _enter(self, block: Block) -> None:
-        for node in block.nodes:
-            self.inside.add(node)
-            for inner in node.blocks:
-                self.inside.update(inner.arguments)
-                self._enter(inner)
 
     def find(self) -> int | None:
         """The period in trips, if the loop repeats."""
@@ -320,14 +311,10 @@ class _Loop:
             return self._same(parts[0], list(parts[1:]))
         if all(s == 0 for s in shifts):
             return period, 0
-        if name in ("add", "subtract"):
-            return period, shifts[0] + (shifts[1] if name == "add" else -shifts[1])
-        if name in ("minimum", "maximum"):
-            if shifts[0] != shifts[1]:
-                self.expected[node] = 1 if shifts[0] > shifts[1] else -1
-            return period, max(shifts) if name == "maximum" else min(shifts)
-        if name in ("cast", "negative"):
-            return period, shifts[0] if name == "cast" else -shifts[0]
+        if name in EXTREMES and shifts[0] != shifts[1]:
+            self.expected[node] = 1 if shifts[0] > shifts[1] else -1
+        if name in (*EXTREMES, "add", "subtract", "negative", "cast"):
+            return period, ARITHMETIC.get(name, int)(*shifts)
         by = [self.constant(i) for i in node.inputs]
         if name == "multiply" and any(b is not None for b in by):
             return (period, shifts[0] * by[1]) if by[1] is not None else (period, shifts[1] * by[0])

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, Union
 
 from ..core.dtype import DType, bool_, float32, float64, int32, int64, uint32, uint64
 from .numeric import COMPARE
+from .operators import Operators
 
 
 class Machine(Protocol):
@@ -71,61 +72,40 @@ UNSIGNED = {32: uint32, 64: uint64}
 FLOATS = {32: float32, 64: float64}
 
 
-def _apply(name: str, like: Element, *values: Number) -> Element:
-    """An op on values of the dtype that one of them has."""
-    m, d = like.machine, like.dtype
-    held = [v.held if isinstance(v, Element) else m.constant(v, d) for v in values]
-    return Element(m, m.apply(name, d, *held), bool_ if name in COMPARE else d)
-
-
-def _operator(name: str, mirrored: bool = False) -> Callable[[Element, Number], Element]:
-    if mirrored:
-        return lambda self, other: _apply(name, self, other, self)
-    return lambda self, other: _apply(name, self, self, other)
-
-
-def _mirrored(name: str) -> list[Callable[[Element, Number], Element]]:
-    """An operator, and the same where the other one stands before it."""
-    return [_operator(name), _operator(name, True)]
-
-
-def _function(name: str) -> Callable[[Element], Element]:
-    return lambda self: _apply(name, self, self)
-
-
 @dataclass(slots=True, eq=False)
-class Element:
+class Element(Operators):
     """A value of one dtype that a Machine holds; a number beside it takes its dtype."""
 
     machine: Machine
     held: Any
     dtype: DType
 
-    __add__, __radd__ = _mirrored("add")
-    __sub__, __rsub__ = _mirrored("subtract")
-    __mul__, __rmul__ = _mirrored("multiply")
-    __truediv__, __rtruediv__ = _mirrored("divide")
-    __and__, __or__, __xor__ = _operator("bit_and"), _operator("bit_or"), _operator("bit_xor")
-    __lshift__, __rshift__ = _operator("shift_left"), _operator("shift_right")
-    __lt__, __gt__ = _mirrored("less")
-    __le__, __ge__ = _mirrored("less_equal")
-    __eq__ = _operator("equal")  # type: ignore[assignment]
-    __ne__ = _operator("not_equal")  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
-    __neg__, __abs__, __invert__ = map(_function, ("negative", "absolute", "bit_not"))
-    floor, root = map(_function, ("floor", "square_root"))
+    def operate(self, name: str, *values: Number) -> Element:
+        """An op on values of its dtype."""
+        m, d = self.machine, self.dtype
+        held = [v.held if isinstance(v, Element) else m.constant(v, d) for v in values]
+        return Element(m, m.apply(name, d, *held), bool_ if name in COMPARE else d)
+
+    def floor(self) -> Element:
+        """Rounded down."""
+        return self.operate("floor", self)
+
+    def root(self) -> Element:
+        """The square root."""
+        return self.operate("square_root", self)
 
     def at_most(self, limit: float) -> Element:
         """The lesser of itself and a number; NaN stays NaN."""
         if self.dtype in self.machine.clamps:
-            return _apply("minimum", self, limit, self)
+            return self.operate("minimum", limit, self)
         return where(limit < self, limit, self)
 
     def at_least(self, limit: float) -> Element:
         """The greater of itself and a number; NaN stays NaN."""
         if self.dtype in self.machine.clamps:
-            return _apply("maximum", self, limit, self)
+            return self.operate("maximum", limit, self)
         return where(self < limit, limit, self)
 
     def seen_as(self, dtype: DType) -> Element:
@@ -194,31 +174,31 @@ def where(mask: Element, a: Number, b: Number) -> Element:
     """a where the mask holds, else b; one of them is no plain number."""
     like = a if isinstance(a, Element) else b
     assert isinstance(like, Element)
-    return _apply("where", like, mask, a, b)
+    return like.operate("where", mask, a, b)
 
 
 def multiply_add(a: Element, b: Number, c: Number) -> Element:
     """a * b + c, rounded once."""
-    return _apply("multiply_add", a, a, b, c)
+    return a.operate("multiply_add", a, b, c)
 
 
 def multiply_high(a: Element, b: Element) -> Element:
     """The upper half of a product of integers without sign."""
-    return _apply("multiply_high", a, a, b)
+    return a.operate("multiply_high", a, b)
 
 
 def shift_down(x: Element, n: Element | int) -> Element:
     """x >> n of an integer without sign: zeros come in."""
     kind = UNSIGNED[x.dtype.bits]
     whole, by = x.seen_as(kind), n.seen_as(kind) if isinstance(n, Element) else n
-    return _apply("shift_right", whole, whole, by).seen_as(x.dtype)
+    return whole.operate("shift_right", whole, by).seen_as(x.dtype)
 
 
 def polynomial(x: Element, coefficients: Coefficients) -> Element:
     """Horner: one multiply_add per degree."""
     result: Number = coefficients[0]
     for coefficient in coefficients[1:]:
-        result = _apply("multiply_add", x, result, x, coefficient)
+        result = x.operate("multiply_add", result, x, coefficient)
     assert isinstance(result, Element)
     return result
 

@@ -26,14 +26,12 @@ from .build import Body, BodyBuilder
 from .plan import Plan
 from .row import Misfit
 from .value import (
-    ABOVE,
     Index,
     MemoryValue,
     TileValue,
     current,
     index_of,
     state,
-    tile_of,
 )
 
 
@@ -83,6 +81,10 @@ class Range:
     unroll: int = 1
     block: int | None = None  # rows of each Rows, for tile.range_n
     bounds: tuple[int, int] | None = None  # the least and most that its index is, where known
+
+    def item(self, index: Size) -> Any:
+        """What the body gets for an index."""
+        return index_of(index) if self.block is None else Rows(index, self.block)
 
     def __iter__(self) -> Iterator[Any]:
         raise TraceError(
@@ -163,9 +165,8 @@ class Tracer:
         self.limits: dict[Expr, Limit] = {}
         self.ranges: dict[Node, tuple[int, int]] = {}
         self.lines: dict[Node, Any] = {}
-        self.maybe = 0  # branches, and loops that may be empty, around
-        self.branches: list[tuple[Node, bool]] = []
-        self.empty: list[Expr | Node] = []
+        self.branches: list[tuple[Node, bool]] = []  # around
+        self.empty: list[Expr | Node] = []  # loops around that may be
         self.accesses: dict[Node, Access] = {}  # of results
         self.stated = plan if stated is None else stated  # what a person set of the Plan
         self.builder = BodyBuilder(name, parameters)
@@ -179,7 +180,6 @@ class Tracer:
         self.programs: list[Size] = []
         self.hints: dict[str, Any] = {}  # notes that functions leave for the emitter
         self.atoms: dict[Any, Size] = {}
-        self.depth = 0  # Blocks around
         self.placed = False
         self.rows: Rows | None = None  # of the program, where the grid is implied
         self.lead: tuple[Size, ...] = ()
@@ -190,6 +190,16 @@ class Tracer:
         made = cls(builder.name, (), Plan(), guards=False)
         made.builder, made.placed, made.trusts = builder, True, True
         return made
+
+    @property
+    def nested(self) -> bool:
+        """Whether a loop, a branch or a role is around."""
+        return len(self.builder.builder.open) > 1
+
+    @property
+    def maybe(self) -> bool:
+        """Whether what is traced may not be run at all."""
+        return bool(self.branches or self.empty)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -251,7 +261,7 @@ class Tracer:
                 "the grid is declared twice",
                 hint="tile.load(rows=...) implies a grid of row blocks",
             )
-        if self.depth:
+        if self.nested:
             raise TraceError("the grid is declared inside a loop or a branch")
         check_grid(sizes)
         self.grid = tuple(sizes)
@@ -294,7 +304,7 @@ class Tracer:
         fill: float | str | None = None,
     ) -> MemoryValue:
         """A new array that the kernel gives back."""
-        if self.depth:
+        if self.nested:
             raise TraceError("a result is declared inside a loop or a branch")
         name = name or f"out{len(self.results)}"
         number = isinstance(fill, (int, float))
@@ -308,25 +318,6 @@ class Tracer:
             self.loose.add(name)
         self.results.append(MemoryValue(name, node, True))
         return self.results[-1]
-
-    def returned(self, value: Any) -> None:
-        """Tiles that the function returns become results: blocks of rows of the first array."""
-        if value is None:
-            return
-        for item in value if isinstance(value, tuple) else (value,):
-            found = tile_of(item)
-            rows = self.implied_rows()
-            if not found.shape or found.shape[0] != rows.count or found.ndim > 2:
-                raise ShapeError(
-                    "a returned tile is not a block of rows",
-                    expected=f"shape ({rows.count},) or ({rows.count}, columns)",
-                    got=repr(found),
-                    hint="declare other results with tile.result and write them with tile.store",
-                )
-            *lead, count, _ = self.inputs[0].type.shape
-            wide = [e.limit if e else s for s, e in zip(found.shape, found.edges)]  # elements
-            out = self.add_result([*lead, count, *wide[1:]], found.dtype)
-            ABOVE["store_rows"](out, found)
 
     def finish(self) -> Body:
         """The Body."""

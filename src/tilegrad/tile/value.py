@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ..ir.node import Node
 from ..ir.symbol import Expr, Size, combine, high, low, maximum, minimum
 from ..ir.types import Memory, Shape
 from . import numeric
+from .operators import Operators
 from .row import memory_of
 
 FAR = 1 << 40  # the most that an index is, unless the kernel says more
@@ -60,29 +62,6 @@ def named(op: str, function: Any) -> Any:
             raise
 
     return call
-
-
-@dataclass(eq=False)
-class Undefined:
-    """What a variable holds before it is set, or after the loop that set it."""
-
-    name: str
-    why: str = "is not set here"
-
-    def fail(self) -> UserError:
-        """The error of using it."""
-        return UserError(
-            f"the variable {self.name!r} {self.why}",
-            hint="set it before the loop or the branch that changes it",
-        )
-
-    def _use(self, *_: Any, **__: Any) -> Any:
-        raise self.fail()
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _use
-    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __getitem__ = _use
-    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __neg__ = __bool__ = _use
-    __call__ = __iter__ = __int__ = __float__ = __index__ = __matmul__ = __pow__ = _use
 
 
 def elementwise(name: str, *values: Any) -> Any:
@@ -126,6 +105,17 @@ def operate(name: str, *given: Any) -> Any:
     return elementwise(name, *given) if found is None else found
 
 
+EXACT: dict[str, Callable[[Any, Any], Size]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "maximum": maximum,
+    "minimum": minimum,
+    "floor_divide": operator.floordiv,
+    "remainder": operator.mod,
+}
+
+
 def _symbolic(name: str, *given: Any) -> Any:
     """An op on two sizes, exact and by their bounds; None for other values, and for what only the
     run tells."""
@@ -134,65 +124,50 @@ def _symbolic(name: str, *given: Any) -> Any:
     a, b = (x.size if isinstance(x, Index) else x for x in given)
     if name in numeric.COMPARE:
         return _decide(a, b, name)
-    if name in ("add", "subtract"):
-        return index_of(combine(a, b, 1 if name == "add" else -1))
-    if name == "multiply":
-        return index_of(a * b)
-    if name in ("maximum", "minimum"):
-        return index_of((maximum if name == "maximum" else minimum)(a, b))
-    if name not in ("floor_divide", "remainder") or low(b) < 1:
+    if name not in EXACT or (name in ("floor_divide", "remainder") and low(b) < 1):
         return None
-    return index_of(a // b if name == "floor_divide" else a % b)
+    return index_of(EXACT[name](a, b))
 
 
-def _operator(name: str, mirrored: bool = False) -> Callable[[Any, Any], Any]:
-    def apply(self: Any, other: Any) -> Any:
-        if isinstance(other, Undefined):
-            raise other.fail()
-        if isinstance(other, Expr):
-            other = Index(other)
-        if not isinstance(other, (int, float, Index, TileValue, Window, MemoryValue)):
-            return NotImplemented
-        return operate(name, *((other, self) if mirrored else (self, other)))
-
-    return named(f"tile.{name}", apply)
-
-
-def _mirrored(name: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
-    """An operator, and the same where the other one stands before it."""
-    return _operator(name), _operator(name, True)
-
-
-def _function(name: str) -> Callable[[Any], TileValue]:
-    return lambda self: elementwise(name, self)
-
-
-class Operators:
-    """Python's operators on what a kernel computes with; a part of an array is read first."""
+class Traced(Operators):
+    """What a kernel computes with; a part of an array is read first."""
 
     __slots__ = ()
 
-    __add__, __radd__ = _mirrored("add")
-    __sub__, __rsub__ = _mirrored("subtract")
-    __mul__, __rmul__ = _mirrored("multiply")
-    __truediv__, __rtruediv__ = _mirrored("divide")
-    __floordiv__, __rfloordiv__ = _mirrored("floor_divide")
-    __mod__, __rmod__ = _mirrored("remainder")
-    __pow__, __rpow__ = _mirrored("power")
-    __and__, __rand__ = _mirrored("bit_and")
-    __or__, __ror__ = _mirrored("bit_or")
-    __xor__, __rxor__ = _mirrored("bit_xor")
-    __lshift__, __rlshift__ = _mirrored("shift_left")
-    __rshift__, __rrshift__ = _mirrored("shift_right")
-    __lt__, __gt__ = _mirrored("less")
-    __le__, __ge__ = _mirrored("less_equal")
-    __eq__ = _operator("equal")
-    __ne__ = _operator("not_equal")
-    __hash__ = object.__hash__
-    __neg__, __abs__, __invert__ = map(_function, ("negative", "absolute", "bit_not"))
+    def operate(self, name: str, *values: Any) -> Any:
+        """An operator."""
+        known = [Index(v) if isinstance(v, Expr) else v for v in values]
+        if not all(isinstance(v, (int, float, Traced)) for v in known):
+            return NotImplemented
+        try:
+            return operate(name, *known)
+        except UserError as error:
+            error.name(f"tile.{name}")
+            raise
 
 
-class Index(Operators):
+@dataclass(eq=False)
+class Undefined(Traced):
+    """What a variable holds before it is set, or after the loop that set it."""
+
+    name: str
+    why: str = "is not set here"
+
+    def fail(self) -> UserError:
+        """The error of using it."""
+        return UserError(
+            f"the variable {self.name!r} {self.why}",
+            hint="set it before the loop or the branch that changes it",
+        )
+
+    def _use(self, *_: Any, **__: Any) -> Any:
+        raise self.fail()
+
+    operate = __getitem__ = __bool__ = __call__ = __iter__ = __matmul__ = _use
+    __int__ = __float__ = __index__ = _use
+
+
+class Index(Traced):
     """A scalar integer known by its bounds; arithmetic with integers stays exact and symbolic."""
 
     __slots__ = ("size",)
@@ -216,7 +191,7 @@ class Index(Operators):
     __hash__ = None  # type: ignore[assignment]
 
 
-class TileValue(Operators):
+class TileValue(Traced):
     """A tile (or a scalar) of a kernel that is being traced."""
 
     __slots__ = ("block", "edges", "linear", "node", "zero")
@@ -290,7 +265,7 @@ class TileValue(Operators):
     __hash__ = None  # type: ignore[assignment]
 
 
-class MemoryValue(Operators):
+class MemoryValue(Traced):
     """An array a kernel reads or writes, or a place it allocated: `x[rows, 3:11]` is a Window.
 
     Fewer integers than axes, `place[stage]`, name what lies there: a MemoryValue of the axes that
@@ -357,7 +332,7 @@ class MemoryValue(Operators):
         ABOVE["store"](self[key], value)
 
 
-class Window(Operators):
+class Window(Traced):
     """A box of a Memory: where it starts, its static shape, and the Memory axis of each axis."""
 
     __slots__ = ("axes", "index", "memory", "shape")
@@ -388,13 +363,19 @@ class Window(Operators):
         return tuple(found)
 
 
+def spread(key: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
+    """Subscripts in which slices of whole axes stand for `...`; None is no axis."""
+    for place, k in enumerate(key):
+        if k is Ellipsis:
+            missing = rank + 1 - sum(other is not None for other in key)
+            return (*key[:place], *[slice(None)] * missing, *key[place + 1 :])
+    return key
+
+
 def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
     """The Window that subscripts describe: integers, and slices of a static length."""
     sizes, lead = memory.type.shape[len(memory.lead) :], memory.lead
-    if Ellipsis in [k for k in key if k.__class__ is type(Ellipsis)]:
-        place = next(i for i, k in enumerate(key) if k is Ellipsis)
-        missing = len(sizes) - len(key) + 1
-        key = (*key[:place], *[slice(None)] * missing, *key[place + 1 :])
+    key = spread(key, len(sizes))
     if len(key) != len(sizes):
         raise ShapeError(
             f"{len(key)} subscripts for {memory.name}",
@@ -471,17 +452,13 @@ def tile_of(value: Any, dtype: DType | None = None) -> TileValue:
     if isinstance(value, Index):
         return cast(scalar(value.size), dtype or dtypes.int64)
     if isinstance(value, (bool, int, float)):
-        own = (
-            dtypes.bool_
-            if isinstance(value, bool)
-            else (dtypes.int64 if isinstance(value, int) else dtypes.float32)
-        )
-        chosen = dtype or own
+        own = dtypes.float32 if isinstance(value, float) else dtypes.int64
+        chosen = dtype or (dtypes.bool_ if isinstance(value, bool) else own)
         if chosen.is_integer:
-            value = int(value)
-            if chosen.kind == "int" and 1 << (chosen.bits - 1) <= value < 1 << chosen.bits:
-                value -= 1 << chosen.bits  # as the bits it is written with
-            if not -(1 << (chosen.bits - 1)) <= value < 1 << chosen.bits:
+            value, count = int(value), 1 << chosen.bits
+            if chosen.kind == "int" and count // 2 <= value < count:
+                value -= count  # as the bits it is written with
+            if not -count // 2 <= value < count:
                 raise DTypeError(
                     "a number does not fit the dtype of its partner",
                     expected=chosen,
@@ -491,9 +468,9 @@ def tile_of(value: Any, dtype: DType | None = None) -> TileValue:
         return TileValue(b.constant(value, chosen))
     if isinstance(value, Window):
         return ABOVE["load"](value)
-    if isinstance(value, MemoryValue) and not value.ndim:
-        return TileValue(b.load(value.node, ()))  # an array without axes is a number
     if isinstance(value, MemoryValue):
+        if not value.ndim:
+            return TileValue(b.load(value.node, ()))  # an array without axes is a number
         raise DTypeError(
             "an array is not a tile",
             got=repr(value),

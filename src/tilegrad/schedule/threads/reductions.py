@@ -22,10 +22,11 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, power_of_two
 from ...ir.types import product
+from ...tile.numeric import identity
 from ..access import Place, unravel
 from ..family import Bodies, Made
 from ..lines import Accumulators, Reductions, Sweep, blocked, shared_out
-from ..space import KINDS, identity, reduce_index
+from ..space import KINDS, reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
 from .stream import StreamedRows, plan_stream
 from .sweep import WARPS, Kept, Sweeper, lanes_of, swept

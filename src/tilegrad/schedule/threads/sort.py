@@ -26,14 +26,13 @@ from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of
 from ...ir.types import Array
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
-from ...tile.numeric import COMBINE
+from ...tile.numeric import COMBINE, identity
 from .. import sheet as parameters
 from ..evaluate import running
 from ..family import Bodies, Made
 from ..region import Region
 from ..scan_sort import Axis
 from ..sheet import Sheet
-from ..space import identity
 from .space_threads import warps_for
 from .tiles import ThreadSheet
 
