@@ -185,6 +185,7 @@ class Bar:
     arrived: int = 0
     expected: int = 0
     landed: int = 0
+    copies: int = 0  # the last phase over that had some
     coming: Clock | None = None
     over: list[Clock] = field(default_factory=list)
     node: Node | None = None  # what came last to a named one
@@ -202,6 +203,8 @@ class Bar:
         if self.arrived == self.count and self.expected == self.landed:
             self.coming[self.agent] = len(self.over) + 1
             self.over.append(self.coming)
+            if self.landed:
+                self.copies = len(self.over)
             self.coming, self.arrived, self.expected, self.landed = None, 0, 0, 0
 
     def __str__(self) -> str:

@@ -48,7 +48,10 @@ def legalize(body: Body, target: Target) -> Body:
     b = BodyBuilder(body.name, given)  # type: ignore[arg-type]
     into = Pieces(b, target, limit)
     into.values.update(zip(body.parameters, b.parameters))
-    _count(body.block, into.uses)
+    for node in nodes:
+        into.uses.update(needs(node))
+        for inner in node.blocks:
+            into.uses.update(2 * inner.results)  # which are stored
     _block(into, body.block)
     return b.finish(body.grid, **body.notes)
 
@@ -109,7 +112,7 @@ def _transpose(into: Pieces, node: Node) -> None:
         inner = inner if inner.place is not None else into.keep(inner)
         flat = _strided(into, inner, order, node.shape)
         flat.turned = inner
-        into.sources[node] = into.keep(flat) if into.uses.get(node, 0) > 1 else flat
+        into.sources[node] = into.keep(flat) if into.uses[node] > 1 else flat
     elif order[-1] == len(order) - 1:
 
         def piece(index: Indices, lanes: int) -> Node:
@@ -280,17 +283,6 @@ def _require(into: Pieces, node: Node) -> None:
 
 
 # ---- the walk -------------------------------------------------------------------------------
-
-
-def _count(block: Block, uses: dict[Node, int]) -> None:
-    """How often each value is used, Blocks within included."""
-    for node in block.nodes:
-        for i in needs(node):
-            uses[i] = uses.get(i, 0) + 1
-        for inner in node.blocks:
-            _count(inner, uses)
-    for r in block.results:
-        uses[r] = uses.get(r, 0) + 2  # results are stored
 
 
 def _block(into: Pieces, block: Block) -> None:

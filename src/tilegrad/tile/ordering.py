@@ -200,18 +200,9 @@ class Order:
         """Bytes that nobody counts, and copies that nobody waits for."""
         if bar.arrived == bar.count and bar.expected != bar.landed:
             self.report("bytes", f"{bar} never ends this phase", node)
-        elif bar.landed or bar.expected or known[bar.agent] < len(bar.over):
-            if bar.landed or bar.expected or self.copied(bar):
-                text = f"the program ends with copies on {bar.name} under way"
-                self.report("unfinished", text, node)
-
-    def copied(self, bar: Bar) -> bool:
-        """Whether the last phase of a barrier had copies."""
-        return any(
-            r.write is not None and r.write.agent == bar.agent and r.write.epoch == len(bar.over)
-            for p in self.touched.values()
-            for r in p.regions.values()
-        )
+        elif bar.landed or bar.expected or known[bar.agent] < bar.copies:
+            text = f"the program ends with copies on {bar.name} under way"
+            self.report("unfinished", text, node)
 
     def overtaken(self, bar: Bar) -> None:
         """A phase that may end while a role still waits for the one before."""
