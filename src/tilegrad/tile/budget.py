@@ -26,7 +26,8 @@ from ..ir.distribution import wgmma_accumulator
 from ..ir.layout import byte_swizzle
 from ..ir.node import Node
 from ..ir.node import walk as nodes_from
-from ..ir.types import Memory, Shape, Tile
+from ..ir.symbol import round_up
+from ..ir.types import Memory, Shape, Tile, row_major
 from .build import Body
 from .check import Findings, finding, place_bytes, place_name, walk
 from .row import is_place, memory_of
@@ -64,22 +65,20 @@ def shared_bytes(body: Body, target: Target) -> Findings:
     """Places and barriers against the Scope, with the alignment that swizzles need."""
     if "shared" not in target.memories:
         return []
-    at, slack, largest = 0, 0, None
-    for node in body.block.all_nodes():
-        if node.op.name == "allocate" and node.type.scope == "shared":  # type: ignore[union-attr]
-            span = SPANS.get(node.type.layout, 0)  # type: ignore[union-attr]
-            align = 8 * span if span else 128
-            at = -(-at // align) * align + place_bytes(node)
+    at, slack, places = 0, 0, list[Node]()
+    for node in body.block.find("allocate", "barrier"):
+        if node.op.name == "barrier":
+            at = round_up(at, 8) + 8 * node.attrs["stages"]
+        elif memory_of(node).scope == "shared":
+            span = SPANS.get(memory_of(node).layout, 0)
+            at = round_up(at, 8 * span or 128) + place_bytes(node)
             slack = SLACK if span else slack
-            if largest is None or place_bytes(node) > place_bytes(largest):
-                largest = node
-        elif node.op.name == "barrier":
-            at = -(-at // 8) * 8 + 8 * node.attrs["stages"]
+            places.append(node)
     have, at = target.memories["shared"].bytes, at + slack
     if at <= have:
         return []
     text = f"places and barriers of {body.name} take {at} bytes of shared memory, which has {have}"
-    return [finding("shared_bytes", text, largest)]
+    return [finding("shared_bytes", text, max(places, key=place_bytes, default=None))]
 
 
 # ---- shapes that copies and matrix ops accept ---------------------------------------------------
@@ -257,8 +256,7 @@ def address(type_: Memory, shape: Shape, axes: Shape, where: np.ndarray) -> np.n
     for tile_axis, axis in enumerate(axes):
         index[:, axis] += where[:, tile_axis]
     if not span or len(sizes) < 2 or sizes[-1] * size < span:
-        steps = [prod(sizes[a + 1 :]) for a in range(len(sizes))]
-        return (index @ np.array(steps, np.int64)) * size
+        return (index @ np.array(row_major(tuple(sizes)), np.int64)) * size
     row, column = index[:, -2], index[:, -1] * size
     plain = (column // span) * sizes[-2] * span + row * span + column % span
     return np.asarray(byte_swizzle(span)(plain))
@@ -269,9 +267,7 @@ def turns(offsets: np.ndarray, width: int) -> int:
     part = LANES if width <= WORD else max(1, BANKS * WORD // width)
     worst = 1
     for start in range(0, len(offsets), part):
-        words: set[int] = set()
-        for offset in offsets[start : start + part]:
-            words.update(range(int(offset) // WORD, (int(offset) + width - 1) // WORD + 1))
-        counts = np.bincount([w % BANKS for w in words], minlength=BANKS)
-        worst = max(worst, int(counts.max()))
+        touched = offsets[start : start + part, None] + np.arange(width)
+        words = np.unique(touched // WORD)
+        worst = max(worst, int(np.bincount(words % BANKS).max()))
     return worst
