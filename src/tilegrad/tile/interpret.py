@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from ..ir.text import print_node
-from ..ir.types import Shape, Tile
+from ..ir.types import Shape, Tile, unravel
 from . import numeric, row
 from .build import Body
 from .check import PLACED_OPS
@@ -38,6 +39,7 @@ from .concurrent import Frame, Judge, Machine, Steps
 from .happening import come
 from .ordering import scalar
 from .row import TileOp, Touch, compute, effects_of, memory_of, touch_of
+from .skeleton import OF_RUN
 
 Array = np.ndarray[Any, Any]
 Values = dict[Node, Any]
@@ -65,8 +67,13 @@ def run(
     for numbers in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
         order = Judge(body, bound, len(numbers)) if placed else None
         machine = Machine(seed, order)
-        given = (body, storages, bound, grid, machine)
-        machine.run([Interpreter(*given, number, rank) for rank, number in enumerate(numbers)])
+        group = []
+        for rank, number in enumerate(numbers):
+            role = None if order is None else order.roles[rank, None]
+            frame = Frame(role, dict(zip(body.parameters, storages)))
+            at = unravel(number, grid)
+            group.append(Interpreter(body, bound, machine, at, rank, frame))
+        machine.run(group)
 
 
 def together(chosen: Iterable[int], grid: Shape, size: int) -> Iterator[list[int]]:
@@ -187,23 +194,16 @@ def poison(shape: Shape, dtype: DType) -> Array:
     return np.full(math.prod(shape) * dtype.size, 0xA5, np.uint8).view(dtype.numpy)
 
 
+@dataclass(eq=False)
 class Interpreter:
     """Runs one program."""
 
-    def __init__(
-        self,
-        body: Body,
-        storages: list[Storage],
-        symbols: Mapping[str, int],
-        grid: Shape,
-        machine: Machine,
-        number: int,
-        rank: int,
-    ) -> None:
-        self.body, self.symbols, self.machine, self.rank = body, symbols, machine, rank
-        self.program = np.unravel_index(number, grid) if grid else ()
-        main = None if machine.order is None else machine.order.roles[rank, None]
-        self.frame = Frame(main, dict(zip(body.parameters, storages)))
+    body: Body
+    symbols: Mapping[str, int]
+    machine: Machine
+    program: Shape
+    rank: int
+    frame: Frame
 
     # ---- blocks and Nodes -------------------------------------------------------------------
 
@@ -221,8 +221,8 @@ class Interpreter:
                 elif name == "branch":
                     chosen = node.blocks[0 if bool(values[node.inputs[0]]) else 1]
                     values[node] = yield from self.block(frame, chosen)
-                elif name in VALUES:
-                    values[node] = VALUES[name](self, node)
+                elif name in OF_RUN:
+                    values[node] = np.asarray(OF_RUN[name](self, node.attrs), np.int64)
                 elif node.op.effect:
                     values[node] = yield from self.act(frame, node)
                 else:
@@ -342,15 +342,6 @@ class Interpreter:
         found: Storage = values[what]
         return found
 
-
-# ---- values that a run gives ---------------------------------------------------------------------
-
-
-VALUES: dict[str, Callable[[Interpreter, Node], Any]] = {
-    "program": lambda i, n: np.asarray(i.program[n.attrs["axis"]], np.int64),
-    "symbol": lambda i, n: np.asarray(evaluate(n.attrs["value"], i.symbols), np.int64),
-    "cluster_rank": lambda i, n: np.asarray(i.rank, np.int64),
-}
 
 # ---- places, and ops whose elements depend on each other or on data ------------------------------
 
