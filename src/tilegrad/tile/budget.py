@@ -219,17 +219,16 @@ def turns_of(node: Node, place: Node, accumulators: set[Node]) -> int:
     if not tile.shape or prod(tile.shape) < 2 or type_.layout == "held":  # threads side by side
         return 1
     if writes and from_accumulator(value, accumulators) and fits_accumulator(tile.shape):
-        if type_.layout == "swizzle128" and size == 2:
-            lanes = [(lane % 8, 0) for lane in range(8)]  # stmatrix: rows of 16 bytes
-            return turns(address(type_, tile.shape, axes, np.array(lanes)), 16)
-        held = wgmma_accumulator(min(tile.shape[1], 256)).elements()[0]  # (lane, register)
-        where = np.stack(np.divmod(held[:, 0], min(tile.shape[1], 256)), axis=1)
-        return turns(address(type_, tile.shape, axes, where), 2 * size)
-    straight = axes[-1] == rank - 1
-    vector = max(1, min(16 // size, tile.shape[-1])) if straight else 1
-    first = np.arange(LANES) * vector % prod(tile.shape)
-    where = np.stack(np.unravel_index(first, tile.shape), axis=1)
-    return turns(address(type_, tile.shape, axes, where), vector * size)
+        columns, width = min(tile.shape[1], 256), 2 * size
+        held = wgmma_accumulator(columns).elements()[0]  # (lane, register)
+        where = np.divmod(held[:, 0], columns)
+        if type_.layout == "swizzle128" and size == 2:  # stmatrix: rows of 16 bytes
+            where, width = (np.arange(8), np.zeros(8, np.int64)), 16
+    else:
+        vector = max(1, min(16 // size, tile.shape[-1])) if axes[-1] == rank - 1 else 1
+        first = np.arange(LANES) * vector % prod(tile.shape)
+        where, width = np.unravel_index(first, tile.shape), vector * size
+    return turns(address(type_, tile.shape, axes, np.stack(where, axis=1)), width)
 
 
 def from_accumulator(node: Node, accumulators: set[Node]) -> bool:

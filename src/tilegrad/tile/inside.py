@@ -15,7 +15,7 @@ the box, element by element, and where the mask holds each is inside of the arra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product as corners_of
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from ..core.errors import AxisError, user_location
 from ..ir.node import Node, topological
 from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, proves_less, substitute
 from ..ir.types import Shape, product, row_major
-from .bounds import WIDE, Range, node_range
+from .bounds import WIDE, Range, is_integer, node_range
 from .row import TileOp, compute
 from .scalars import ARITHMETIC
 from .trace import Tracer, tracer
@@ -168,16 +168,25 @@ def _guard(
 # ---- offsets as tiles --------------------------------------------------------------------------
 
 
+def _follow(t: Tracer, node: Node, known: dict[Node, Any], of: Callable[..., Any]) -> Any:
+    """What is known of a Node, once of(one, its Expr if it has one) was found for all that it
+    follows from."""
+    exprs = {n: e for e, n in t.builder.atoms.items()}
+    for one in topological([node], stop=known.__contains__):
+        if one not in known:
+            known[one] = of(one, exprs.get(one))
+    return known[node]
+
+
 def range_at(t: Tracer, node: Node) -> Range:
     """The least and the most that elements of an integer tile can be."""
-    known, grid = t.ranges, t.grid or (1,)
-    atoms_ = {n: e for e, n in t.builder.atoms.items() if isinstance(e, Expr)}
-    for one in topological([node], stop=known.__contains__):
-        if one in atoms_:
-            known.setdefault(one, (atoms_[one].low, atoms_[one].high))
-        elif one not in known and getattr(one.type, "dtype", None) and one.dtype.is_integer:
-            known[one] = node_range(one, known, grid)
-    return known[node]
+
+    def of(one: Node, expr: Expr | None) -> Range | None:
+        if expr is not None:
+            return expr.low, expr.high
+        return node_range(one, t.ranges, t.grid or (1,)) if is_integer(one) else None
+
+    return _follow(t, node, t.ranges, of)
 
 
 def _plain(node: Node) -> Node:
@@ -327,19 +336,16 @@ class Box:
 
 def lines_of(t: Tracer, node: Node) -> Lines | None:
     """A tile of integers as Lines, if it is one."""
-    known = t.lines
-    atoms_ = {n: e for e, n in t.builder.atoms.items()}
-    for one in topological([node], stop=known.__contains__):
-        if one not in known:
-            known[one] = _lines(t, one, atoms_)
-    return known[node]
+
+    def of(one: Node, expr: Expr | None) -> Lines | None:
+        return _lines(t, one) if expr is None else Lines((0,) * len(one.shape), expr)
+
+    return _follow(t, node, t.lines, of)
 
 
-def _lines(t: Tracer, node: Node, atoms_: dict[Node, Expr]) -> Lines | None:
+def _lines(t: Tracer, node: Node) -> Lines | None:
     name, attrs = node.op.name, node.attrs
-    if node in atoms_:
-        return Lines((0,) * len(node.shape), atoms_[node])
-    if getattr(node.type, "dtype", None) is None or not node.dtype.is_integer:
+    if not is_integer(node):
         return None
     if name == "symbol":
         return Lines((), attrs["value"])

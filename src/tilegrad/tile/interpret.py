@@ -35,7 +35,7 @@ from ..ir.types import Shape, Tile, unravel
 from . import numeric, row
 from .build import Body
 from .check import PLACED_OPS
-from .concurrent import Frame, Judge, Machine, Steps
+from .concurrent import Frame, Judge, Machine, Steps, cluster_of
 from .happening import come
 from .ordering import scalar
 from .row import TileOp, Touch, compute, effects_of, memory_of, touch_of
@@ -64,28 +64,27 @@ def run(
     chosen = range(math.prod(grid)) if programs is None else programs
     storages = parameters(body, memories, bound)
     placed = body.block.find(*PLACED_OPS)
-    for numbers in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
-        order = Judge(body, bound, len(numbers)) if placed else None
+    for programs_at in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
+        order = Judge(body, bound, len(programs_at)) if placed else None
         machine = Machine(seed, order)
         group = []
-        for rank, number in enumerate(numbers):
+        for rank, at in enumerate(programs_at):
             role = None if order is None else order.roles[rank, None]
             frame = Frame(role, dict(zip(body.parameters, storages)))
-            at = unravel(number, grid)
             group.append(Interpreter(body, bound, machine, at, rank, frame))
         machine.run(group)
 
 
-def together(chosen: Iterable[int], grid: Shape, size: int) -> Iterator[list[int]]:
-    """The numbers of programs that run together: neighbours along the first axis of the grid."""
-    stride, done = math.prod(grid[1:]), set[int]()
+def together(chosen: Iterable[int], grid: Shape, size: int) -> Iterator[list[Shape]]:
+    """The programs that run together."""
+    done = set[Shape]()
     if size > 1 and (not grid or grid[0] % size):
         raise InternalError("tile.interpret", f"a grid {grid} of clusters of {size}")
     for number in chosen:
-        first = number - number // stride % size * stride
-        if first not in done:
-            done.add(first)
-            yield [first + rank * stride for rank in range(size)]
+        group = cluster_of(unravel(number, grid), size)
+        if group[0] not in done:
+            done.add(group[0])
+            yield group
 
 
 def parameters(body: Body, memories: Sequence[Array], symbols: Mapping[str, int]) -> list[Storage]:

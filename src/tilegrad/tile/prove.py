@@ -46,7 +46,7 @@ from ..ir.symbol import high, low
 from .budget import check_banks, check_budget
 from .build import Body
 from .check import PLACED_OPS, Finding, Findings, finding, walk
-from .concurrent import DeadlockError, Frame, Machine, Steps
+from .concurrent import DeadlockError, Frame, Machine, Steps, cluster_of
 from .happening import come
 from .ordering import Order
 from .row import Touch, effects_of, is_place, touches_of
@@ -128,11 +128,9 @@ class _Traced:
 
 def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) -> Findings:
     """Races, deadlock, fences, uninitialised places and the dependency wait of one scenario."""
-    ranks, program = prod(skeleton.body.notes.get("cluster", (1,))), scenario.program
-    first = program[0] // ranks * ranks if program else 0
+    ranks = prod(skeleton.body.notes.get("cluster", (1,)))
     order, programs = Order(skeleton.body, scenario.symbols, ranks), []
-    for rank in range(ranks):
-        own = (first + rank, *program[1:]) if program else ()
+    for rank, own in enumerate(cluster_of(scenario.program, ranks)):
         trace = skeleton.trace(replace(scenario, program=own, rank=rank), whole)
         programs.append(_Traced(order, rank, trace))
     try:

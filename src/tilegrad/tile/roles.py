@@ -229,8 +229,8 @@ def write(place: Any, value: Any) -> None:
     _do(placed.write_place, part.node, _tile(value, part.node), *part.at)
 
 
-def _bytes(part: Part, shape: Sequence[int]) -> int:
-    return part.node.dtype.storage_bytes(math.prod(shape))
+def _bytes(part: Part) -> int:
+    return part.node.dtype.storage_bytes(math.prod(part.shape))
 
 
 def _copy(op: Op, place: Any, source: Any, *stage: Node | Size) -> Part:
@@ -244,8 +244,7 @@ def _copy(op: Op, place: Any, source: Any, *stage: Node | Size) -> Part:
 
 def copy_async(place: Any, source: Any, stage: BarrierStage) -> int:
     """Copy a part of an array into a place; its bytes land on the barrier. Gives the bytes."""
-    part = _copy(placed.copy_async, place, source, *stage)
-    return _bytes(part, part.shape)
+    return _bytes(_copy(placed.copy_async, place, source, *stage))
 
 
 def copy_store(target: Any, place: Any) -> None:
@@ -322,7 +321,7 @@ def copy_pages(place: Any, source: Any, pages: Any, stage: BarrierStage, hint: s
     part, box = _part(place), _box(source, None)
     at, attrs = (*box.index, *part.at), {"shape": box.shape, "axes": box.axes, "hint": hint}
     _do(placed.copy_pages, part.node, box.memory.node, *stage, numbers, *at, **attrs)
-    return _bytes(part, (*numbers.shape, *box.shape))
+    return _bytes(part)
 
 
 def store_add(target: Any, value: Any) -> None:

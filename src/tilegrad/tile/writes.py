@@ -80,13 +80,9 @@ def judge(t: Tracer, body: Body) -> Judged:
 
 def _unset(name: str, accesses: Sequence[Access]) -> Findings:
     """Elements that are added to, or read before anything is stored, have a value before."""
-    for access in accesses:
-        if access.kind == "store":
-            accesses = [a for a in accesses if a.kind == "add"]
-            break
-        if access.kind == "load":
-            break
-    first = next((a for a in accesses if a.kind != "store"), None)
+    before = next((a.kind for a in accesses if a.kind != "add"), "")
+    unset = ("add",) if before == "store" else ("add", "load")
+    first = next((a for a in accesses if a.kind in unset), None)
     if first is None:
         return []
     done = {"add": "added to", "load": "read"}[first.kind]
