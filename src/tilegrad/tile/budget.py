@@ -16,6 +16,7 @@ GPU have no Findings.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 import numpy as np
@@ -29,7 +30,7 @@ from ..ir.node import walk as nodes_from
 from ..ir.symbol import round_up
 from ..ir.types import Memory, Shape, Tile, row_major
 from .build import Body
-from .check import Findings, finding, place_bytes, place_name, walk
+from .check import Finding, Findings, finding, place_bytes, place_name
 from .row import is_place, memory_of
 
 LIMITS = {
@@ -51,11 +52,13 @@ def check_budget(body: Body, target: Target) -> Findings:
         return []
     limits = {**LIMITS, **target.limits}
     roles = body.block.find("role")
-    found = shared_bytes(body, target)
-    found += boxes(body)
-    found += engines(body, target, limits)
-    found += role_shapes(body, roles, limits)
-    return found + registers(body, roles, limits)
+    return [
+        *shared_bytes(body, target),
+        *boxes(body),
+        *engines(body, target, limits),
+        *role_shapes(body, roles, limits),
+        *registers(roles, limits),
+    ]
 
 
 # ---- shared memory ------------------------------------------------------------------------------
@@ -84,9 +87,8 @@ def shared_bytes(body: Body, target: Target) -> Findings:
 # ---- shapes that copies and matrix ops accept ---------------------------------------------------
 
 
-def boxes(body: Body) -> Findings:
+def boxes(body: Body) -> Iterator[Finding]:
     """Boxes of copies against what the engine takes, and swizzle spans against rows."""
-    found = []
     for node in body.block.find("copy_async", "copy_store", "copy_pages"):
         place = node.inputs[1 if node.op.name == "copy_store" else 0]
         shape, type_ = node.attrs["shape"], memory_of(place)
@@ -94,81 +96,74 @@ def boxes(body: Body) -> Findings:
         sides = [*shape[:-1], span * shape[-1] // row if span and row > span else shape[-1]]
         if max(sides) > BOX:
             text = f"a box of {shape} has a side above {BOX}"
-            found.append(finding("box", text, node, place, "copy it in parts"))
+            yield finding("box", text, node, place, "copy it in parts")
         rows = f"rows of {row} bytes of {place_name(place)}"
         if row % 16:
-            found.append(finding("box", f"{rows} are no multiple of 16 bytes", node, place))
+            yield finding("box", f"{rows} are no multiple of 16 bytes", node, place)
         elif span and row > span and row % span:
             text = f"{rows} are not made of spans of {type_.layout}"
-            found.append(finding("box", text, node, place))
-    return found
+            yield finding("box", text, node, place)
 
 
-def engines(body: Body, target: Target, limits: dict[str, int]) -> Findings:
+def engines(body: Body, target: Target, limits: dict[str, int]) -> Iterator[Finding]:
     """Copies that the machine has, and programs that its clusters hold."""
-    found = []
     copies = target.memories["shared"].copies if "shared" in target.memories else ()
     for node in body.block.find("copy_async", "copy_store"):
         if copies and node.op.name not in copies:
-            found.append(finding("copies", f"{target.name} has no {node.op.name}", node))
+            yield finding("copies", f"{target.name} has no {node.op.name}", node)
     cluster = prod(body.notes.get("cluster", (1,)))
     if cluster > limits["cluster"]:
         text = f"a cluster of {cluster} programs, {target.name} has at most {limits['cluster']}"
-        found.append(finding("cluster", text))
-    return found
+        yield finding("cluster", text)
 
 
-def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> Findings:
+def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> Iterator[Finding]:
     """Warps, numbered barriers and their threads."""
-    found = []
     threads, most = 32 * sum(r.attrs["warps"] for r in roles), limits["threads_per_block"]
     if threads > most:
         text = f"the roles have {threads} threads, a program at most {most}"
-        found.append(finding("threads", text, roles[0]))
+        yield finding("threads", text, roles[0])
     free = limits["named_barriers"] - WHOLE_BLOCK - len(roles)  # each role has one of its own
-    for node, around in walk(body.block):
-        name, attrs = node.op.name, node.attrs
-        inside = [n for n in around if n.op.name == "role"]
-        if name in ("named_sync", "named_arrive"):
-            if not 0 <= attrs["number"] < free:
-                text = f"named barrier {attrs['number']}: numbers 0 to {free - 1} are free"
-                found.append(finding("named_barrier", text, node))
-            if attrs["threads"] % 32 or not 32 <= attrs["threads"] <= most:
-                text = f"{attrs['threads']} threads are no whole number of warps"
-                found.append(finding("named_barrier", text, node))
-        if name == "matrix_async" and inside and inside[0].attrs["warps"] % 4:
-            who = f"{inside[0].attrs['name']} has {inside[0].attrs['warps']} warps"
+    for node in body.block.find("named_sync", "named_arrive"):
+        number, count = node.attrs["number"], node.attrs["threads"]
+        if not 0 <= number < free:
+            text = f"named barrier {number}: numbers 0 to {free - 1} are free"
+            yield finding("named_barrier", text, node)
+        if count % 32 or not 32 <= count <= most:
+            text = f"{count} threads are no whole number of warps"
+            yield finding("named_barrier", text, node)
+    for role in roles:
+        for node in role.blocks[0].find("matrix_async") if role.attrs["warps"] % 4 else ():
+            who = f"{role.attrs['name']} has {role.attrs['warps']} warps"
             text = f"{who} and multiplies: matrix_async takes groups of 4"
-            found.append(finding("warps", text, node, inside[0]))
-    return found
+            yield finding("warps", text, node, role)
 
 
 # ---- registers ----------------------------------------------------------------------------------
 
 
-def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> Findings:
+def registers(roles: list[Node], limits: dict[str, int]) -> Iterator[Finding]:
     """What each role holds against what it may, and all roles against the register file."""
     file = limits["registers_per_block"]
     total = 32 * sum(r.attrs["warps"] for r in roles)
     given = min(limits["registers_per_thread"], file // max(1, total) // 8 * 8)
-    found, taken = [], 0
+    taken = 0
     for role in roles:
         name, threads = role.attrs["name"], 32 * role.attrs["warps"]
         asked = role.attrs["registers"]
         if asked and (asked % 8 or not 24 <= asked <= 256):
             text = f"{name} asks for {asked} registers: a multiple of 8 in 24..256"
-            found.append(finding("registers", text, role))
+            yield finding("registers", text, role)
         most = min(asked or given, limits["registers_per_thread"])
         taken += (asked or given) * threads
         least = held(role.blocks[0], threads)
         if least > most:
             text = f"register places of {name} take {least} registers a thread, it may hold {most}"
             hint = "smaller tiles, or more warps for the role"
-            found.append(finding("registers", text, role, hint=hint))
+            yield finding("registers", text, role, hint=hint)
     if roles and taken > file:
         text = f"the roles take {taken} registers, there are {file}"
-        found.append(finding("registers", text, roles[0], hint="ask for fewer"))
-    return found
+        yield finding("registers", text, roles[0], hint="ask for fewer")
 
 
 def held(block: Block, threads: int) -> int:

@@ -393,7 +393,8 @@ def box_of(t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None) ->
     whole = lines_of(t, offset)
     if whole is None or not shape or any(f == 0 for f in whole.factors):
         return None
-    tests, others = _tests(t, mask)
+    found = [_test(t, *condition) for condition in _conditions(mask)]
+    tests = [test for test in found if test is not None]
     index: list[Size] = []
     along: list[int | None] = []
     rest, used = whole.base, 0
@@ -413,7 +414,7 @@ def box_of(t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None) ->
     if rest != 0 or any(a not in along for a in range(len(whole.factors))):
         return None
     axes = tuple(along.index(a) for a in range(len(whole.factors)))
-    return Box(tuple(index), axes, others > 0 or used < len(tests))
+    return Box(tuple(index), axes, cut=None in found or used < len(tests))
 
 
 def _counts(v: Lines, axis: int | None) -> bool:
@@ -421,14 +422,8 @@ def _counts(v: Lines, axis: int | None) -> bool:
     return all(f == (1 if a == axis else 0) for a, f in enumerate(v.factors))
 
 
-def _tests(t: Tracer, mask: Node | None) -> tuple[list[tuple[Lines, Size]], int]:
-    """The comparisons (coordinate, limit) that a mask is made of, as wide as it is; and how many
-    other conditions it has."""
-    found = [_test(t, *condition) for condition in _conditions(mask)]
-    return [test for test in found if test is not None], found.count(None)
-
-
 def _test(t: Tracer, test: Node, around: Sequence[Node]) -> tuple[Lines, Size] | None:
+    """A comparison (coordinate, limit), as wide as the mask."""
     if test.op.name != "less":
         return None
     value, limit = (lines_of(t, i) for i in test.inputs)

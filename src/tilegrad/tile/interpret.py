@@ -139,11 +139,8 @@ class Storage:
                 return offset, inside
             bad = ~inside if mask is None else ~inside & mask
             if bad.any():
-                raise InternalError(
-                    "tile.interpret",
-                    f"{node.op.name} at {tuple(index)} of tile {touch.shape} leaves {self.name}"
-                    f"<{self.shape}>\n    {print_node(node)}\n ",
-                )
+                where = f"{tuple(index)} of tile {touch.shape}"
+                raise outside(node, f"{where} leaves {self.name}<{self.shape}>")
         if mask is None:
             return self.inside(offset, True, node), None
         mask = np.broadcast_to(mask, offset.shape)
@@ -153,12 +150,15 @@ class Storage:
         """Offsets, all of which the storage has where they are meant."""
         bad = ((offset < 0) | (offset >= self.data.size)) & meant
         if bad.any():
-            raise InternalError(
-                "tile.interpret",
-                f"{node.op.name} at offset {int(offset[bad][0])} of {self.name}, which has "
-                f"{self.data.size} elements\n    {print_node(node)}\n ",
-            )
+            at = f"offset {int(offset[bad][0])} of {self.name}"
+            raise outside(node, f"{at}, which has {self.data.size} elements")
         return np.asarray(offset)
+
+
+def outside(node: Node, where: str) -> InternalError:
+    """The error of an access that leaves a Memory."""
+    text = f"{node.op.name} at {where}\n    {print_node(node)}\n "
+    return InternalError("tile.interpret", text)
 
 
 class Located(NamedTuple):

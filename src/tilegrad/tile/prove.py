@@ -31,7 +31,7 @@ judged in milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
@@ -211,11 +211,10 @@ def _visit(node: Node, state: _State, exchanged: set[Node], found: dict[Finding,
 TELL = {"grid_dependency_wait", "wait", "named_sync"}  # what a role may know of the dependency by
 
 
-def check_dependent(skeleton: Skeleton) -> Findings:
+def check_dependent(skeleton: Skeleton) -> Iterator[Finding]:
     """Waits that stand on some paths only."""
     body = skeleton.body
     waits = [(n, around) for n, around in walk(body.block) if n.op.name == "grid_dependency_wait"]
-    found = []
     for node, around in waits:
         parts = [n for n in around if n.op.name == "role"]
         block = parts[0].blocks[0] if parts else body.block
@@ -223,21 +222,22 @@ def check_dependent(skeleton: Skeleton) -> Findings:
         if unsure and not surely_waits(block):
             who = f"the role {parts[0].attrs['name']}" if parts else "the program"
             text = f"{who} comes to grid_dependency_wait on some paths only"
-            found.append(finding("dependent", text, node, unsure[-1]))
-    return found + (early(skeleton) if waits else [])
+            yield finding("dependent", text, node, unsure[-1])
+    if waits:
+        yield from early(skeleton)
 
 
-def early(skeleton: Skeleton) -> Findings:
+def early(skeleton: Skeleton) -> Iterator[Finding]:
     """Accesses that only some programs come to, before the wait and before anything that another
     role could tell of it with."""
-    body, found = skeleton.body, list[Finding]()
+    body = skeleton.body
     parts = [("the program", body.block)]
     parts += [(str(r.attrs["name"]), r.blocks[0]) for r in body.block.find("role")]
     for who, block in parts:
         for node, around in walk(block):
             name = node.op.name
             if name in TELL and block is body.block:
-                return found  # all roles know
+                return  # all roles know
             if name in TELL or name == "role":
                 break
             for touch in touches_of(node):
@@ -247,8 +247,7 @@ def early(skeleton: Skeleton) -> Findings:
                 if touch.writes or memory.type.use != "constant":  # type: ignore[union-attr]
                     what = f"{verb} {memory.attrs['name']} in some programs"
                     text = f"{who} {what} before it knows of grid_dependency_wait"
-                    found.append(finding("dependent", text, node))
-    return found
+                    yield finding("dependent", text, node)
 
 
 def surely_waits(block: Block) -> bool:

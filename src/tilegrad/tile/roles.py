@@ -142,19 +142,18 @@ class BarrierValue:
     def arrive(self, stage: Any = 0, to: Any = None) -> None:
         """One arrival in the phase under way: here, or at the program of the cluster whose rank
         is `to`."""
-        at = size_of(stage, "stage")
         if to is None:
-            _do(placed.arrive, self.node, at)
+            _do(placed.arrive, *self[stage])
         else:
-            _do(placed.arrive_remote, self.node, at, size_of(to, "rank"))
+            _do(placed.arrive_remote, *self[stage], size_of(to, "rank"))
 
     def expect(self, stage: Any, bytes_: int) -> None:
         """One arrival that also announces bytes to land."""
-        _do(placed.expect, self.node, size_of(stage, "stage"), bytes=bytes_)
+        _do(placed.expect, *self[stage], bytes=bytes_)
 
     def wait(self, stage: Any, parity: Any) -> None:
         """Until the phase of this parity is over."""
-        _do(placed.wait, self.node, size_of(stage, "stage"), size_of(parity, "parity"))
+        _do(placed.wait, *self[stage], size_of(parity, "parity"))
 
 
 def barrier(name: str, count: int, stages: int = 1) -> BarrierValue:
