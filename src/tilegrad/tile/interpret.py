@@ -193,6 +193,33 @@ def poison(shape: Shape, dtype: DType) -> Array:
     return np.full(math.prod(shape) * dtype.size, 0xA5, np.uint8).view(dtype.numpy)
 
 
+def located(values: Values, node: Node, touches: Iterable[Touch]) -> list[Located | None]:
+    """The elements of Touches; None for one that does not happen."""
+    found: list[Located | None] = []
+    for touch in touches:
+        storage = values[touch.memory]
+        if touch.when is not None and not bool(values[touch.when]):
+            found.append(None)
+            continue
+        offset, mask = storage.elements(touch, values, node)
+        found.append(Located(storage, offset, mask, touch.writes))
+    return found
+
+
+def move(node: Node, touched: Sequence[Located | None], values: Values) -> Any:
+    """Read, compute, and write or give the result."""
+    given: list[Any] = [t and t.read() for t in touched if t is None or not t.writes]
+    written = [t for t in touched if t is not None and t.writes]
+    if written and isinstance(node.inputs[1].type, Tile):
+        given.append(values[node.inputs[1]])
+    meaning = node.op.numpy if isinstance(node.op, TileOp) else None
+    with np.errstate(all="ignore"):
+        result = given[-1] if meaning is None else meaning(node, *given)
+    for one in written:
+        one.write(result)
+    return None if written else result
+
+
 @dataclass(eq=False)
 class Interpreter:
     """Runs one program."""
@@ -211,7 +238,9 @@ class Interpreter:
         values = frame.values
         for are_roles, nodes in groupby(block.nodes, lambda n: n.op.name == "role"):
             if are_roles:
-                yield self.roles(frame, list(nodes))
+                if frame is not self.frame:
+                    raise InternalError("tile.interpret", "a role stands inside of a role")
+                yield list(nodes)
                 continue
             for node in nodes:
                 name = node.op.name
@@ -239,12 +268,6 @@ class Interpreter:
             carried = yield from self.block(frame, block)
         return carried
 
-    def roles(self, frame: Frame, nodes: list[Node]) -> list[Node]:
-        """Roles to be run at the same time."""
-        if frame is not self.frame:
-            raise InternalError("tile.interpret", "a role stands inside of a role")
-        return nodes
-
     # ---- effects ----------------------------------------------------------------------------
 
     def act(self, frame: Frame, node: Node) -> Steps:
@@ -263,7 +286,7 @@ class Interpreter:
         values, effects = frame.values, effects_of(node)
         touches = [e for e in effects if isinstance(e, Touch)]
         if touches:
-            return self.move(node, self.located(values, node, touches), values)
+            return move(node, located(values, node, touches), values)
         for effect in effects:
             if isinstance(effect, row.Work):
                 self.later(frame, node, effect)
@@ -275,38 +298,13 @@ class Interpreter:
                 self.machine.complete((frame.role.number, effect.engine), until=known)
         return None
 
-    def located(self, values: Values, node: Node, touches: Iterable[Touch]) -> list[Located | None]:
-        """The elements of Touches; None for one that does not happen."""
-        found: list[Located | None] = []
-        for touch in touches:
-            storage = values[touch.memory]
-            if touch.when is not None and not bool(values[touch.when]):
-                found.append(None)
-                continue
-            offset, mask = storage.elements(touch, values, node)
-            found.append(Located(storage, offset, mask, touch.writes))
-        return found
-
-    def move(self, node: Node, touched: Sequence[Located | None], values: Values) -> Any:
-        """Read, compute, and write or give the result."""
-        given: list[Any] = [t and t.read() for t in touched if t is None or not t.writes]
-        written = [t for t in touched if t is not None and t.writes]
-        if written and isinstance(node.inputs[1].type, Tile):
-            given.append(values[node.inputs[1]])
-        meaning = node.op.numpy if isinstance(node.op, TileOp) else None
-        with np.errstate(all="ignore"):
-            result = given[-1] if meaning is None else meaning(node, *given)
-        for one in written:
-            one.write(result)
-        return None if written else result
-
     def later(self, frame: Frame, node: Node, work: row.Work) -> None:
         """Work of an engine."""
-        role, touched = frame.role, self.located(frame.values, node, work.touches)
+        role, touched = frame.role, located(frame.values, node, work.touches)
         assert role is not None
         number = role.groups[work.engine].issued
         key = (role.number, work.engine)
-        self.machine.issue(key, number, lambda: self.move(node, touched, {}))
+        self.machine.issue(key, number, lambda: move(node, touched, {}))
 
     def land(self, frame: Frame, node: Node, land: row.Land) -> None:
         """A copy to places, whose bytes land on barriers at some time."""
@@ -320,7 +318,7 @@ class Interpreter:
             value = values[node.inputs[1]]
             parts = np.split(value, land.parts) if land.parts else [value] * len(ranks)
         else:
-            (source,) = self.located(values, node, [land.source])
+            (source,) = located(values, node, [land.source])
         for place, (rank, count) in enumerate(zip(ranks, counts)):
             storage = self.remote(frame, node, land.into.memory, rank)
             into = Located(storage, *storage.elements(land.into, values, node), True)
@@ -350,15 +348,15 @@ def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
     return Storage(f"{memory_of(node).scope}#{node.serial}", node, data, self.symbols)
 
 
-def _into(self: Interpreter, frame: Frame, node: Node) -> Located:
+def _into(frame: Frame, node: Node) -> Located:
     """The elements that a Node writes."""
-    (into,) = self.located(frame.values, node, [touch_of(node)])
+    (into,) = located(frame.values, node, [touch_of(node)])
     assert into is not None
     return into
 
 
 def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = _into(self, frame, node)
+    into = _into(frame, node)
     written = into.offset if into.mask is None else into.offset[into.mask]
     if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
         name = self.body.name
@@ -368,19 +366,18 @@ def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
 
 def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
     """Elements grow by values, one after another; gives what each was before."""
-    into, value = _into(self, frame, node), frame.values[node.inputs[1]]
+    into, value = _into(frame, node), frame.values[node.inputs[1]]
     storage, offset = into.storage, into.offset
     dtype = storage.type.dtype
     live = np.ones(offset.shape, np.bool_) if into.mask is None else into.mask
-    before = np.zeros(offset.shape, storage.data.dtype)
+    before, value = np.zeros(offset.shape, storage.data.dtype), np.broadcast_to(value, offset.shape)
     with np.errstate(all="ignore"):
-        for at in zip(*np.nonzero(np.atleast_1d(live))):
-            at = at if offset.shape else ()
-            where, one = int(offset[at]), np.broadcast_to(value, offset.shape)[at]
-            old = storage.data[where : where + 1]
-            before[at] = old[0]
-            new = numeric.elementwise("add", dtype, [old, np.asarray([one], dtype.numpy)])
-            storage.data[where] = new[0]
+        for at in np.ndindex(offset.shape):
+            if live[at]:
+                where = int(offset[at])
+                old, one = storage.data[where : where + 1], np.asarray([value[at]], dtype.numpy)
+                before[at] = old[0]
+                storage.data[where] = numeric.elementwise("add", dtype, [old, one])[0]
     return before
 
 
@@ -400,7 +397,7 @@ def stable_order(row: Array, descending: bool) -> Array:
 
 
 def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = _into(self, frame, node)
+    into = _into(frame, node)
     start, stop = (max(0, int(frame.values[i])) for i in node.inputs[1:3])
     whole = len(into.offset) == node.inputs[0].shape[-2]  # else these rows alone
     into.storage.data[into.offset[start:stop] if whole else into.offset] = 0

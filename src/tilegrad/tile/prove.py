@@ -145,28 +145,13 @@ def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) 
 # ---- work that is handed over -------------------------------------------------------------------
 
 
-@dataclass
-class _State:
-    """What one role has done since its last count."""
-
-    warps: int
-    stored: Node | None = None
-    fenced: bool = False
-    met: bool = False
-    counted: Node | None = None
-
-
 def check_handover(body: Body) -> Findings:
     """Counts without a fence or a meeting before them, and reads without a fence after one."""
     nodes, counts = list(body.block.all_nodes()), body.block.find("atomic_add")
-    if not counts:
-        return []
     stored, read = ({m for n in nodes for m in _plain(n, writes)} for writes in (True, False))
     exchanged = (stored & read) - {n.inputs[0] for n in counts}
-    found: dict[Finding, None] = {}
-    for role in body.block.find("role"):
-        _walk(role.blocks[0], _State(role.attrs["warps"]), exchanged, found)
-    return list(found)
+    roles = body.block.find("role") if counts else ()
+    return [f for r in roles for f in _Handover(r.attrs["warps"], exchanged).walk(r.blocks[0])]
 
 
 def _plain(node: Node, writes: bool) -> set[Node]:
@@ -175,34 +160,46 @@ def _plain(node: Node, writes: bool) -> set[Node]:
     return {touch.memory for touch in plain if not is_place(touch.memory)}
 
 
-def _walk(block: Block, state: _State, exchanged: set[Node], found: dict[Finding, None]) -> None:
-    for node in block.nodes:
-        _visit(node, state, exchanged, found)
-        for inner in node.blocks:
-            for _ in range(2 if node.op.name == "loop" else 1):
-                _walk(inner, state, exchanged, found)
+@dataclass
+class _Handover:
+    """What one role has done since its last count."""
 
+    warps: int
+    exchanged: set[Node]
+    stored: Node | None = None
+    fenced: bool = False
+    met: bool = False
+    counted: Node | None = None
 
-def _visit(node: Node, state: _State, exchanged: set[Node], found: dict[Finding, None]) -> None:
-    name = node.op.name
-    if name == "fence" and node.attrs["kind"] == "global":
-        state.fenced, state.counted = True, None
-    elif name == "named_sync" and node.attrs["threads"] >= 32 * state.warps:
-        state.met = state.fenced
-    elif name == "atomic_add":
-        if state.stored is not None and not (state.fenced and (state.met or state.warps == 1)):
-            what = state.stored.inputs[0].attrs["name"]
-            text = "is stored and counted without a fence('global') and a meeting of the warps"
-            hint = "fence('global') after the stores, then named_sync of the role, then count"
-            found[finding("fence", f"{what} {text} between", node, state.stored, hint)] = None
-        state.stored, state.counted = None, node
-    elif _plain(node, True) & exchanged:
-        state.stored, state.fenced, state.met = node, False, False
-    elif _plain(node, False) & exchanged and state.counted is not None:
-        text = "is read after a count without a fence('global') between"
-        hint = "fence('global') after the atomic_add, before what other programs stored is read"
-        what = node.inputs[0].attrs["name"]
-        found[finding("fence", f"{what} {text}", node, state.counted, hint)] = None
+    def walk(self, block: Block) -> Iterator[Finding]:
+        """Judge the Nodes of a Block."""
+        for node in block.nodes:
+            yield from self.visit(node)
+            for inner in node.blocks:
+                for _ in range(2 if node.op.name == "loop" else 1):
+                    yield from self.walk(inner)
+
+    def visit(self, node: Node) -> Iterator[Finding]:
+        """Judge a Node."""
+        name = node.op.name
+        if name == "fence" and node.attrs["kind"] == "global":
+            self.fenced, self.counted = True, None
+        elif name == "named_sync" and node.attrs["threads"] >= 32 * self.warps:
+            self.met = self.fenced
+        elif name == "atomic_add":
+            if self.stored is not None and not (self.fenced and (self.met or self.warps == 1)):
+                what = self.stored.inputs[0].attrs["name"]
+                text = "is stored and counted without a fence('global') and a meeting of the warps"
+                hint = "fence('global') after the stores, then named_sync of the role, then count"
+                yield finding("fence", f"{what} {text} between", node, self.stored, hint)
+            self.stored, self.counted = None, node
+        elif _plain(node, True) & self.exchanged:
+            self.stored, self.fenced, self.met = node, False, False
+        elif _plain(node, False) & self.exchanged and self.counted is not None:
+            text = "is read after a count without a fence('global') between"
+            hint = "fence('global') after the atomic_add, before what other programs stored is read"
+            what = node.inputs[0].attrs["name"]
+            yield finding("fence", f"{what} {text}", node, self.counted, hint)
 
 
 # ---- the dependency wait ------------------------------------------------------------------------
