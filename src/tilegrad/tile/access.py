@@ -76,7 +76,6 @@ class Place:
     def __init__(self, node: Node, shape: Shape) -> None:
         self.node, self.shape, self.scope = node, shape, memory_of(node).scope
         self.regions: dict[Any, Region] = {}
-        self.mask: np.ndarray[Any, Any] | None = None
 
     @property
     def whole(self) -> Region:
@@ -135,26 +134,17 @@ class Place:
 
     def fresh(self) -> None:
         """Allocated again: nothing is initialised."""
-        self.mask = None
         for region in self.regions.values():
             region.written = False
-
-    def fill(self, region: Region) -> None:
-        """Remember that a box was written."""
-        if not region.written:
-            region.written = True
-            if self.mask is not None:
-                self.mask[_slices(region.box)] = True
 
     def initialised(self, region: Region) -> bool:
         """Whether all of a box was written."""
         if not region.written and region.neighbours:
-            if self.mask is None:
-                self.mask = np.zeros(self.shape, np.bool_)
-                for other in self.regions.values():
-                    if other.written:
-                        self.mask[_slices(other.box)] = True
-            region.written = bool(self.mask[_slices(region.box)].all())
+            mask = np.zeros(self.shape, np.bool_)
+            for other in region.neighbours:
+                if other.written:
+                    mask[_slices(other.box)] = True
+            region.written = bool(mask[_slices(region.box)].all())
         return region.written
 
     def touched(self) -> bool:
@@ -185,6 +175,7 @@ class Bar:
     arrived: int = 0
     expected: int = 0
     landed: int = 0
+    copies: int = 0  # the last phase over that had some
     coming: Clock | None = None
     over: list[Clock] = field(default_factory=list)
     node: Node | None = None  # what came last to a named one
@@ -202,6 +193,8 @@ class Bar:
         if self.arrived == self.count and self.expected == self.landed:
             self.coming[self.agent] = len(self.over) + 1
             self.over.append(self.coming)
+            if self.landed:
+                self.copies = len(self.over)
             self.coming, self.arrived, self.expected, self.landed = None, 0, 0, 0
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ operands have no element, the result has none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from ..core import dtype as dtypes
@@ -33,10 +34,8 @@ from .value import (
 
 def common_dtype(values: Sequence[Any]) -> DType:
     """The dtype that operands promote to."""
-    tiles = [v for v in values if isinstance(v, TileValue)]
-    dtype: DType | None = None
-    for v in tiles:
-        dtype = v.dtype if dtype is None else promote(dtype, v.dtype)
+    known = [v.dtype for v in values if isinstance(v, TileValue)]
+    dtype = reduce(promote, known) if known else None
     for v in values:
         if number(v):
             plain = 0 if isinstance(v, Index) else v
@@ -78,19 +77,15 @@ def join_edges(values: Sequence[TileValue]) -> Edges:
     """The edges of an elementwise result: an element is one where all operands have one."""
     result: list[Edge | None] = []
     for axis in range(len(values[0].shape)):
-        found = list(dict.fromkeys([v.edges[axis] for v in values if v.edges[axis] is not None]))
-        if len(found) > 1:
-            starts = {e.start for e in found if e is not None}
-            if len(starts) > 1:
-                raise ShapeError(
-                    f"partial tiles that end in different places along axis {axis}",
-                    hint="give one of them values first: tile.fill(x, 0)",
-                )
-            limit = found[0].limit  # type: ignore[union-attr]
-            for e in found[1:]:
-                limit = minimum(limit, e.limit)  # type: ignore[union-attr]
-            found = [Edge(starts.pop(), limit)]
-        result.append(found[0] if found else None)
+        found = [edge for v in values if (edge := v.edges[axis]) is not None]
+        starts = {edge.start for edge in found}
+        if len(starts) > 1:
+            raise ShapeError(
+                f"partial tiles that end in different places along axis {axis}",
+                hint="give one of them values first: tile.fill(x, 0)",
+            )
+        limits = [edge.limit for edge in found]
+        result.append(Edge(starts.pop(), reduce(minimum, limits)) if found else None)
     return tuple(result)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Size, high, low
+from ..ir.types import Tile
 from .build import Body
 from .row import constant_of
 from .scalars import ARITHMETIC
@@ -71,9 +72,9 @@ class Bounds:
                 self._carried(node)
             for inner in node.blocks:
                 self._walk(inner)
-            if not node.blocks and getattr(node.type, "dtype", None) is not None:
-                if node.dtype.is_integer:
-                    self._visit(node)
+            if not node.blocks and is_integer(node):
+                self.ranges[node] = node_range(node, self.ranges, self.grid)
+                self.divisors[node] = self._divide(node)
 
     def _carried(self, loop: Node) -> None:
         """Ranges of the whole numbers that a loop carries: a range that holds what the loop begins
@@ -97,10 +98,6 @@ class Bounds:
                 return
             guesses += 1
             self.ranges.update({a: wider[a] if guesses < GUESSES else of_dtype(a) for a in moving})
-
-    def _visit(self, node: Node) -> None:
-        self.ranges[node] = node_range(node, self.ranges, self.grid)
-        self.divisors[node] = self._divide(node)
 
     def _divide(self, node: Node) -> int:
         name, chosen = node.op.name, chosen_from(node)
@@ -126,6 +123,11 @@ def divisor_of(size: Size) -> int:
     if size.kind in ("min", "max"):
         return math.gcd(*(divisor_of(a) for a in size.args))
     return 1
+
+
+def is_integer(node: Node) -> bool:
+    """Whether a Node is a tile of integers."""
+    return isinstance(node.type, Tile) and node.dtype.is_integer
 
 
 def of_dtype(node: Node) -> Range:

@@ -16,6 +16,7 @@ GPU have no Findings.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 import numpy as np
@@ -26,9 +27,10 @@ from ..ir.distribution import wgmma_accumulator
 from ..ir.layout import byte_swizzle
 from ..ir.node import Node
 from ..ir.node import walk as nodes_from
-from ..ir.types import Memory, Shape, Tile
+from ..ir.symbol import round_up
+from ..ir.types import Memory, Shape, Tile, row_major
 from .build import Body
-from .check import Findings, finding, place_bytes, place_name, walk
+from .check import Finding, Findings, finding, place_bytes, place_name
 from .row import is_place, memory_of
 
 LIMITS = {
@@ -50,11 +52,13 @@ def check_budget(body: Body, target: Target) -> Findings:
         return []
     limits = {**LIMITS, **target.limits}
     roles = body.block.find("role")
-    found = shared_bytes(body, target)
-    found += boxes(body)
-    found += engines(body, target, limits)
-    found += role_shapes(body, roles, limits)
-    return found + registers(body, roles, limits)
+    return [
+        *shared_bytes(body, target),
+        *boxes(body),
+        *engines(body, target, limits),
+        *role_shapes(body, roles, limits),
+        *registers(roles, limits),
+    ]
 
 
 # ---- shared memory ------------------------------------------------------------------------------
@@ -64,30 +68,27 @@ def shared_bytes(body: Body, target: Target) -> Findings:
     """Places and barriers against the Scope, with the alignment that swizzles need."""
     if "shared" not in target.memories:
         return []
-    at, slack, largest = 0, 0, None
-    for node in body.block.all_nodes():
-        if node.op.name == "allocate" and node.type.scope == "shared":  # type: ignore[union-attr]
-            span = SPANS.get(node.type.layout, 0)  # type: ignore[union-attr]
-            align = 8 * span if span else 128
-            at = -(-at // align) * align + place_bytes(node)
+    at, slack, places = 0, 0, list[Node]()
+    for node in body.block.find("allocate", "barrier"):
+        if node.op.name == "barrier":
+            at = round_up(at, 8) + 8 * node.attrs["stages"]
+        elif memory_of(node).scope == "shared":
+            span = SPANS.get(memory_of(node).layout, 0)
+            at = round_up(at, 8 * span or 128) + place_bytes(node)
             slack = SLACK if span else slack
-            if largest is None or place_bytes(node) > place_bytes(largest):
-                largest = node
-        elif node.op.name == "barrier":
-            at = -(-at // 8) * 8 + 8 * node.attrs["stages"]
+            places.append(node)
     have, at = target.memories["shared"].bytes, at + slack
     if at <= have:
         return []
     text = f"places and barriers of {body.name} take {at} bytes of shared memory, which has {have}"
-    return [finding("shared_bytes", text, largest)]
+    return [finding("shared_bytes", text, max(places, key=place_bytes, default=None))]
 
 
 # ---- shapes that copies and matrix ops accept ---------------------------------------------------
 
 
-def boxes(body: Body) -> Findings:
+def boxes(body: Body) -> Iterator[Finding]:
     """Boxes of copies against what the engine takes, and swizzle spans against rows."""
-    found = []
     for node in body.block.find("copy_async", "copy_store", "copy_pages"):
         place = node.inputs[1 if node.op.name == "copy_store" else 0]
         shape, type_ = node.attrs["shape"], memory_of(place)
@@ -95,81 +96,74 @@ def boxes(body: Body) -> Findings:
         sides = [*shape[:-1], span * shape[-1] // row if span and row > span else shape[-1]]
         if max(sides) > BOX:
             text = f"a box of {shape} has a side above {BOX}"
-            found.append(finding("box", text, node, place, "copy it in parts"))
+            yield finding("box", text, node, place, "copy it in parts")
         rows = f"rows of {row} bytes of {place_name(place)}"
         if row % 16:
-            found.append(finding("box", f"{rows} are no multiple of 16 bytes", node, place))
+            yield finding("box", f"{rows} are no multiple of 16 bytes", node, place)
         elif span and row > span and row % span:
             text = f"{rows} are not made of spans of {type_.layout}"
-            found.append(finding("box", text, node, place))
-    return found
+            yield finding("box", text, node, place)
 
 
-def engines(body: Body, target: Target, limits: dict[str, int]) -> Findings:
+def engines(body: Body, target: Target, limits: dict[str, int]) -> Iterator[Finding]:
     """Copies that the machine has, and programs that its clusters hold."""
-    found = []
     copies = target.memories["shared"].copies if "shared" in target.memories else ()
     for node in body.block.find("copy_async", "copy_store"):
         if copies and node.op.name not in copies:
-            found.append(finding("copies", f"{target.name} has no {node.op.name}", node))
+            yield finding("copies", f"{target.name} has no {node.op.name}", node)
     cluster = prod(body.notes.get("cluster", (1,)))
     if cluster > limits["cluster"]:
         text = f"a cluster of {cluster} programs, {target.name} has at most {limits['cluster']}"
-        found.append(finding("cluster", text))
-    return found
+        yield finding("cluster", text)
 
 
-def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> Findings:
+def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> Iterator[Finding]:
     """Warps, numbered barriers and their threads."""
-    found = []
     threads, most = 32 * sum(r.attrs["warps"] for r in roles), limits["threads_per_block"]
     if threads > most:
         text = f"the roles have {threads} threads, a program at most {most}"
-        found.append(finding("threads", text, roles[0]))
+        yield finding("threads", text, roles[0])
     free = limits["named_barriers"] - WHOLE_BLOCK - len(roles)  # each role has one of its own
-    for node, around in walk(body.block):
-        name, attrs = node.op.name, node.attrs
-        inside = [n for n in around if n.op.name == "role"]
-        if name in ("named_sync", "named_arrive"):
-            if not 0 <= attrs["number"] < free:
-                text = f"named barrier {attrs['number']}: numbers 0 to {free - 1} are free"
-                found.append(finding("named_barrier", text, node))
-            if attrs["threads"] % 32 or not 32 <= attrs["threads"] <= most:
-                text = f"{attrs['threads']} threads are no whole number of warps"
-                found.append(finding("named_barrier", text, node))
-        if name == "matrix_async" and inside and inside[0].attrs["warps"] % 4:
-            who = f"{inside[0].attrs['name']} has {inside[0].attrs['warps']} warps"
+    for node in body.block.find("named_sync", "named_arrive"):
+        number, count = node.attrs["number"], node.attrs["threads"]
+        if not 0 <= number < free:
+            text = f"named barrier {number}: numbers 0 to {free - 1} are free"
+            yield finding("named_barrier", text, node)
+        if count % 32 or not 32 <= count <= most:
+            text = f"{count} threads are no whole number of warps"
+            yield finding("named_barrier", text, node)
+    for role in roles:
+        for node in role.blocks[0].find("matrix_async") if role.attrs["warps"] % 4 else ():
+            who = f"{role.attrs['name']} has {role.attrs['warps']} warps"
             text = f"{who} and multiplies: matrix_async takes groups of 4"
-            found.append(finding("warps", text, node, inside[0]))
-    return found
+            yield finding("warps", text, node, role)
 
 
 # ---- registers ----------------------------------------------------------------------------------
 
 
-def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> Findings:
+def registers(roles: list[Node], limits: dict[str, int]) -> Iterator[Finding]:
     """What each role holds against what it may, and all roles against the register file."""
     file = limits["registers_per_block"]
     total = 32 * sum(r.attrs["warps"] for r in roles)
     given = min(limits["registers_per_thread"], file // max(1, total) // 8 * 8)
-    found, taken = [], 0
+    taken = 0
     for role in roles:
         name, threads = role.attrs["name"], 32 * role.attrs["warps"]
         asked = role.attrs["registers"]
         if asked and (asked % 8 or not 24 <= asked <= 256):
             text = f"{name} asks for {asked} registers: a multiple of 8 in 24..256"
-            found.append(finding("registers", text, role))
+            yield finding("registers", text, role)
         most = min(asked or given, limits["registers_per_thread"])
         taken += (asked or given) * threads
         least = held(role.blocks[0], threads)
         if least > most:
             text = f"register places of {name} take {least} registers a thread, it may hold {most}"
             hint = "smaller tiles, or more warps for the role"
-            found.append(finding("registers", text, role, hint=hint))
+            yield finding("registers", text, role, hint=hint)
     if roles and taken > file:
         text = f"the roles take {taken} registers, there are {file}"
-        found.append(finding("registers", text, roles[0], hint="ask for fewer"))
-    return found
+        yield finding("registers", text, roles[0], hint="ask for fewer")
 
 
 def held(block: Block, threads: int) -> int:
@@ -220,17 +214,16 @@ def turns_of(node: Node, place: Node, accumulators: set[Node]) -> int:
     if not tile.shape or prod(tile.shape) < 2 or type_.layout == "held":  # threads side by side
         return 1
     if writes and from_accumulator(value, accumulators) and fits_accumulator(tile.shape):
-        if type_.layout == "swizzle128" and size == 2:
-            lanes = [(lane % 8, 0) for lane in range(8)]  # stmatrix: rows of 16 bytes
-            return turns(address(type_, tile.shape, axes, np.array(lanes)), 16)
-        held = wgmma_accumulator(min(tile.shape[1], 256)).elements()[0]  # (lane, register)
-        where = np.stack(np.divmod(held[:, 0], min(tile.shape[1], 256)), axis=1)
-        return turns(address(type_, tile.shape, axes, where), 2 * size)
-    straight = axes[-1] == rank - 1
-    vector = max(1, min(16 // size, tile.shape[-1])) if straight else 1
-    first = np.arange(LANES) * vector % prod(tile.shape)
-    where = np.stack(np.unravel_index(first, tile.shape), axis=1)
-    return turns(address(type_, tile.shape, axes, where), vector * size)
+        columns, width = min(tile.shape[1], 256), 2 * size
+        held = wgmma_accumulator(columns).elements()[0]  # (lane, register)
+        where = np.divmod(held[:, 0], columns)
+        if type_.layout == "swizzle128" and size == 2:  # stmatrix: rows of 16 bytes
+            where, width = (np.arange(8), np.zeros(8, np.int64)), 16
+    else:
+        vector = max(1, min(16 // size, tile.shape[-1])) if axes[-1] == rank - 1 else 1
+        first = np.arange(LANES) * vector % prod(tile.shape)
+        where, width = np.unravel_index(first, tile.shape), vector * size
+    return turns(address(type_, tile.shape, axes, np.stack(where, axis=1)), width)
 
 
 def from_accumulator(node: Node, accumulators: set[Node]) -> bool:
@@ -257,8 +250,7 @@ def address(type_: Memory, shape: Shape, axes: Shape, where: np.ndarray) -> np.n
     for tile_axis, axis in enumerate(axes):
         index[:, axis] += where[:, tile_axis]
     if not span or len(sizes) < 2 or sizes[-1] * size < span:
-        steps = [prod(sizes[a + 1 :]) for a in range(len(sizes))]
-        return (index @ np.array(steps, np.int64)) * size
+        return (index @ np.array(row_major(tuple(sizes)), np.int64)) * size
     row, column = index[:, -2], index[:, -1] * size
     plain = (column // span) * sizes[-2] * span + row * span + column % span
     return np.asarray(byte_swizzle(span)(plain))
@@ -269,9 +261,7 @@ def turns(offsets: np.ndarray, width: int) -> int:
     part = LANES if width <= WORD else max(1, BANKS * WORD // width)
     worst = 1
     for start in range(0, len(offsets), part):
-        words: set[int] = set()
-        for offset in offsets[start : start + part]:
-            words.update(range(int(offset) // WORD, (int(offset) + width - 1) // WORD + 1))
-        counts = np.bincount([w % BANKS for w in words], minlength=BANKS)
-        worst = max(worst, int(counts.max()))
+        touched = offsets[start : start + part, None] + np.arange(width)
+        words = np.unique(touched // WORD)
+        worst = max(worst, int(np.bincount(words % BANKS).max()))
     return worst

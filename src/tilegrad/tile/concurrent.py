@@ -18,6 +18,7 @@ import numpy as np
 from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.node import Node
+from ..ir.types import Shape
 from .access import Place, Region
 from .build import Body
 from .check import Finding
@@ -36,6 +37,14 @@ class Program(Protocol):
 
     def block(self, frame: Frame, block: Block) -> Steps:
         """Run the Nodes of a Block."""
+
+
+def cluster_of(program: Shape, size: int) -> list[Shape]:
+    """The programs of the cluster of one: neighbours along the first axis of the grid."""
+    if not program:
+        return [()] * size
+    first = program[0] // size * size
+    return [(first + rank, *program[1:]) for rank in range(size)]
 
 
 class RaceError(InternalError):

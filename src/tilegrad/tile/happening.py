@@ -45,13 +45,13 @@ def _arrive(order: Order, role: Role, node: Node, arrive: row.Arrive, values: Kn
     if not 0 <= rank < order.ranks:
         order.report("index", f"{node.op.name} to rank {rank} of {order.ranks}", node)
         return
-    bar = order.bar(rank, arrive.barrier, node, scalar(arrive.stage, values))
+    bar = order.bar(rank, node, arrive, values)
     if bar is not None:
         order.come(role, bar, node, 1, arrive.bytes, 0)
 
 
 def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Known) -> Iterator[Waiting]:
-    bar = order.bar(role.rank, wait.barrier, node, scalar(wait.stage, values))
+    bar = order.bar(role.rank, node, wait, values)
     if bar is None:
         return
     while (over := len(bar.over)) % 2 == scalar(wait.parity, values):
@@ -101,7 +101,7 @@ def _land(order: Order, role: Role, node: Node, land: row.Land, values: Known) -
     if land.source is not None:
         order.depends(role, land.source, node)
     for rank in order.reached(role, node, land, values):
-        bar = order.bar(rank, land.barrier, node, scalar(land.stage, values))
+        bar = order.bar(rank, node, land, values)
         into = order.region(rank, node, land.into, values)
         if bar is None or into is None:
             continue

@@ -15,7 +15,7 @@ the box, element by element, and where the mask holds each is inside of the arra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product as corners_of
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from ..core.errors import AxisError, user_location
 from ..ir.node import Node, topological
 from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, proves_less, substitute
 from ..ir.types import Shape, product, row_major
-from .bounds import WIDE, Range, node_range
+from .bounds import WIDE, Range, is_integer, node_range
 from .row import TileOp, compute
 from .scalars import ARITHMETIC
 from .trace import Tracer, tracer
@@ -168,16 +168,25 @@ def _guard(
 # ---- offsets as tiles --------------------------------------------------------------------------
 
 
+def _follow(t: Tracer, node: Node, known: dict[Node, Any], of: Callable[..., Any]) -> Any:
+    """What is known of a Node, once of(one, its Expr if it has one) was found for all that it
+    follows from."""
+    exprs = {n: e for e, n in t.builder.atoms.items()}
+    for one in topological([node], stop=known.__contains__):
+        if one not in known:
+            known[one] = of(one, exprs.get(one))
+    return known[node]
+
+
 def range_at(t: Tracer, node: Node) -> Range:
     """The least and the most that elements of an integer tile can be."""
-    known, grid = t.ranges, t.grid or (1,)
-    atoms_ = {n: e for e, n in t.builder.atoms.items() if isinstance(e, Expr)}
-    for one in topological([node], stop=known.__contains__):
-        if one in atoms_:
-            known.setdefault(one, (atoms_[one].low, atoms_[one].high))
-        elif one not in known and getattr(one.type, "dtype", None) and one.dtype.is_integer:
-            known[one] = node_range(one, known, grid)
-    return known[node]
+
+    def of(one: Node, expr: Expr | None) -> Range | None:
+        if expr is not None:
+            return expr.low, expr.high
+        return node_range(one, t.ranges, t.grid or (1,)) if is_integer(one) else None
+
+    return _follow(t, node, t.ranges, of)
 
 
 def _plain(node: Node) -> Node:
@@ -327,19 +336,16 @@ class Box:
 
 def lines_of(t: Tracer, node: Node) -> Lines | None:
     """A tile of integers as Lines, if it is one."""
-    known = t.lines
-    atoms_ = {n: e for e, n in t.builder.atoms.items()}
-    for one in topological([node], stop=known.__contains__):
-        if one not in known:
-            known[one] = _lines(t, one, atoms_)
-    return known[node]
+
+    def of(one: Node, expr: Expr | None) -> Lines | None:
+        return _lines(t, one) if expr is None else Lines((0,) * len(one.shape), expr)
+
+    return _follow(t, node, t.lines, of)
 
 
-def _lines(t: Tracer, node: Node, atoms_: dict[Node, Expr]) -> Lines | None:
+def _lines(t: Tracer, node: Node) -> Lines | None:
     name, attrs = node.op.name, node.attrs
-    if node in atoms_:
-        return Lines((0,) * len(node.shape), atoms_[node])
-    if getattr(node.type, "dtype", None) is None or not node.dtype.is_integer:
+    if not is_integer(node):
         return None
     if name == "symbol":
         return Lines((), attrs["value"])
@@ -387,7 +393,8 @@ def box_of(t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None) ->
     whole = lines_of(t, offset)
     if whole is None or not shape or any(f == 0 for f in whole.factors):
         return None
-    tests, others = _tests(t, mask)
+    found = [_test(t, *condition) for condition in _conditions(mask)]
+    tests = [test for test in found if test is not None]
     index: list[Size] = []
     along: list[int | None] = []
     rest, used = whole.base, 0
@@ -407,7 +414,7 @@ def box_of(t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None) ->
     if rest != 0 or any(a not in along for a in range(len(whole.factors))):
         return None
     axes = tuple(along.index(a) for a in range(len(whole.factors)))
-    return Box(tuple(index), axes, others > 0 or used < len(tests))
+    return Box(tuple(index), axes, cut=None in found or used < len(tests))
 
 
 def _counts(v: Lines, axis: int | None) -> bool:
@@ -415,14 +422,8 @@ def _counts(v: Lines, axis: int | None) -> bool:
     return all(f == (1 if a == axis else 0) for a, f in enumerate(v.factors))
 
 
-def _tests(t: Tracer, mask: Node | None) -> tuple[list[tuple[Lines, Size]], int]:
-    """The comparisons (coordinate, limit) that a mask is made of, as wide as it is; and how many
-    other conditions it has."""
-    found = [_test(t, *condition) for condition in _conditions(mask)]
-    return [test for test in found if test is not None], found.count(None)
-
-
 def _test(t: Tracer, test: Node, around: Sequence[Node]) -> tuple[Lines, Size] | None:
+    """A comparison (coordinate, limit), as wide as the mask."""
     if test.op.name != "less":
         return None
     value, limit = (lines_of(t, i) for i in test.inputs)

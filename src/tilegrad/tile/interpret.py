@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -30,14 +31,15 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from ..ir.text import print_node
-from ..ir.types import Shape, Tile
+from ..ir.types import Shape, Tile, unravel
 from . import numeric, row
 from .build import Body
 from .check import PLACED_OPS
-from .concurrent import Frame, Judge, Machine, Steps
+from .concurrent import Frame, Judge, Machine, Steps, cluster_of
 from .happening import come
 from .ordering import scalar
 from .row import TileOp, Touch, compute, effects_of, memory_of, touch_of
+from .skeleton import OF_RUN
 
 Array = np.ndarray[Any, Any]
 Values = dict[Node, Any]
@@ -62,23 +64,27 @@ def run(
     chosen = range(math.prod(grid)) if programs is None else programs
     storages = parameters(body, memories, bound)
     placed = body.block.find(*PLACED_OPS)
-    for numbers in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
-        order = Judge(body, bound, len(numbers)) if placed else None
+    for programs_at in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
+        order = Judge(body, bound, len(programs_at)) if placed else None
         machine = Machine(seed, order)
-        given = (body, storages, bound, grid, machine)
-        machine.run([Interpreter(*given, number, rank) for rank, number in enumerate(numbers)])
+        group = []
+        for rank, at in enumerate(programs_at):
+            role = None if order is None else order.roles[rank, None]
+            frame = Frame(role, dict(zip(body.parameters, storages)))
+            group.append(Interpreter(body, bound, machine, at, rank, frame))
+        machine.run(group)
 
 
-def together(chosen: Iterable[int], grid: Shape, size: int) -> Iterator[list[int]]:
-    """The numbers of programs that run together: neighbours along the first axis of the grid."""
-    stride, done = math.prod(grid[1:]), set[int]()
+def together(chosen: Iterable[int], grid: Shape, size: int) -> Iterator[list[Shape]]:
+    """The programs that run together."""
+    done = set[Shape]()
     if size > 1 and (not grid or grid[0] % size):
         raise InternalError("tile.interpret", f"a grid {grid} of clusters of {size}")
     for number in chosen:
-        first = number - number // stride % size * stride
-        if first not in done:
-            done.add(first)
-            yield [first + rank * stride for rank in range(size)]
+        group = cluster_of(unravel(number, grid), size)
+        if group[0] not in done:
+            done.add(group[0])
+            yield group
 
 
 def parameters(body: Body, memories: Sequence[Array], symbols: Mapping[str, int]) -> list[Storage]:
@@ -133,11 +139,8 @@ class Storage:
                 return offset, inside
             bad = ~inside if mask is None else ~inside & mask
             if bad.any():
-                raise InternalError(
-                    "tile.interpret",
-                    f"{node.op.name} at {tuple(index)} of tile {touch.shape} leaves {self.name}"
-                    f"<{self.shape}>\n    {print_node(node)}\n ",
-                )
+                where = f"{tuple(index)} of tile {touch.shape}"
+                raise outside(node, f"{where} leaves {self.name}<{self.shape}>")
         if mask is None:
             return self.inside(offset, True, node), None
         mask = np.broadcast_to(mask, offset.shape)
@@ -147,12 +150,15 @@ class Storage:
         """Offsets, all of which the storage has where they are meant."""
         bad = ((offset < 0) | (offset >= self.data.size)) & meant
         if bad.any():
-            raise InternalError(
-                "tile.interpret",
-                f"{node.op.name} at offset {int(offset[bad][0])} of {self.name}, which has "
-                f"{self.data.size} elements\n    {print_node(node)}\n ",
-            )
+            at = f"offset {int(offset[bad][0])} of {self.name}"
+            raise outside(node, f"{at}, which has {self.data.size} elements")
         return np.asarray(offset)
+
+
+def outside(node: Node, where: str) -> InternalError:
+    """The error of an access that leaves a Memory."""
+    text = f"{node.op.name} at {where}\n    {print_node(node)}\n "
+    return InternalError("tile.interpret", text)
 
 
 class Located(NamedTuple):
@@ -187,23 +193,43 @@ def poison(shape: Shape, dtype: DType) -> Array:
     return np.full(math.prod(shape) * dtype.size, 0xA5, np.uint8).view(dtype.numpy)
 
 
+def located(values: Values, node: Node, touches: Iterable[Touch]) -> list[Located | None]:
+    """The elements of Touches; None for one that does not happen."""
+    found: list[Located | None] = []
+    for touch in touches:
+        storage = values[touch.memory]
+        if touch.when is not None and not bool(values[touch.when]):
+            found.append(None)
+            continue
+        offset, mask = storage.elements(touch, values, node)
+        found.append(Located(storage, offset, mask, touch.writes))
+    return found
+
+
+def move(node: Node, touched: Sequence[Located | None], values: Values) -> Any:
+    """Read, compute, and write or give the result."""
+    given: list[Any] = [t and t.read() for t in touched if t is None or not t.writes]
+    written = [t for t in touched if t is not None and t.writes]
+    if written and isinstance(node.inputs[1].type, Tile):
+        given.append(values[node.inputs[1]])
+    meaning = node.op.numpy if isinstance(node.op, TileOp) else None
+    with np.errstate(all="ignore"):
+        result = given[-1] if meaning is None else meaning(node, *given)
+    for one in written:
+        one.write(result)
+    return None if written else result
+
+
+@dataclass(eq=False)
 class Interpreter:
     """Runs one program."""
 
-    def __init__(
-        self,
-        body: Body,
-        storages: list[Storage],
-        symbols: Mapping[str, int],
-        grid: Shape,
-        machine: Machine,
-        number: int,
-        rank: int,
-    ) -> None:
-        self.body, self.symbols, self.machine, self.rank = body, symbols, machine, rank
-        self.program = np.unravel_index(number, grid) if grid else ()
-        main = None if machine.order is None else machine.order.roles[rank, None]
-        self.frame = Frame(main, dict(zip(body.parameters, storages)))
+    body: Body
+    symbols: Mapping[str, int]
+    machine: Machine
+    program: Shape
+    rank: int
+    frame: Frame
 
     # ---- blocks and Nodes -------------------------------------------------------------------
 
@@ -212,7 +238,9 @@ class Interpreter:
         values = frame.values
         for are_roles, nodes in groupby(block.nodes, lambda n: n.op.name == "role"):
             if are_roles:
-                yield self.roles(frame, list(nodes))
+                if frame is not self.frame:
+                    raise InternalError("tile.interpret", "a role stands inside of a role")
+                yield list(nodes)
                 continue
             for node in nodes:
                 name = node.op.name
@@ -221,8 +249,8 @@ class Interpreter:
                 elif name == "branch":
                     chosen = node.blocks[0 if bool(values[node.inputs[0]]) else 1]
                     values[node] = yield from self.block(frame, chosen)
-                elif name in VALUES:
-                    values[node] = VALUES[name](self, node)
+                elif name in OF_RUN:
+                    values[node] = np.asarray(OF_RUN[name](self, node.attrs), np.int64)
                 elif node.op.effect:
                     values[node] = yield from self.act(frame, node)
                 else:
@@ -239,12 +267,6 @@ class Interpreter:
             values.update(zip(block.arguments[1:], carried))
             carried = yield from self.block(frame, block)
         return carried
-
-    def roles(self, frame: Frame, nodes: list[Node]) -> list[Node]:
-        """Roles to be run at the same time."""
-        if frame is not self.frame:
-            raise InternalError("tile.interpret", "a role stands inside of a role")
-        return nodes
 
     # ---- effects ----------------------------------------------------------------------------
 
@@ -264,7 +286,7 @@ class Interpreter:
         values, effects = frame.values, effects_of(node)
         touches = [e for e in effects if isinstance(e, Touch)]
         if touches:
-            return self.move(node, self.located(values, node, touches), values)
+            return move(node, located(values, node, touches), values)
         for effect in effects:
             if isinstance(effect, row.Work):
                 self.later(frame, node, effect)
@@ -276,38 +298,13 @@ class Interpreter:
                 self.machine.complete((frame.role.number, effect.engine), until=known)
         return None
 
-    def located(self, values: Values, node: Node, touches: Iterable[Touch]) -> list[Located | None]:
-        """The elements of Touches; None for one that does not happen."""
-        found: list[Located | None] = []
-        for touch in touches:
-            storage = values[touch.memory]
-            if touch.when is not None and not bool(values[touch.when]):
-                found.append(None)
-                continue
-            offset, mask = storage.elements(touch, values, node)
-            found.append(Located(storage, offset, mask, touch.writes))
-        return found
-
-    def move(self, node: Node, touched: Sequence[Located | None], values: Values) -> Any:
-        """Read, compute, and write or give the result."""
-        given: list[Any] = [t and t.read() for t in touched if t is None or not t.writes]
-        written = [t for t in touched if t is not None and t.writes]
-        if written and isinstance(node.inputs[1].type, Tile):
-            given.append(values[node.inputs[1]])
-        meaning = node.op.numpy if isinstance(node.op, TileOp) else None
-        with np.errstate(all="ignore"):
-            result = given[-1] if meaning is None else meaning(node, *given)
-        for one in written:
-            one.write(result)
-        return None if written else result
-
     def later(self, frame: Frame, node: Node, work: row.Work) -> None:
         """Work of an engine."""
-        role, touched = frame.role, self.located(frame.values, node, work.touches)
+        role, touched = frame.role, located(frame.values, node, work.touches)
         assert role is not None
         number = role.groups[work.engine].issued
         key = (role.number, work.engine)
-        self.machine.issue(key, number, lambda: self.move(node, touched, {}))
+        self.machine.issue(key, number, lambda: move(node, touched, {}))
 
     def land(self, frame: Frame, node: Node, land: row.Land) -> None:
         """A copy to places, whose bytes land on barriers at some time."""
@@ -321,7 +318,7 @@ class Interpreter:
             value = values[node.inputs[1]]
             parts = np.split(value, land.parts) if land.parts else [value] * len(ranks)
         else:
-            (source,) = self.located(values, node, [land.source])
+            (source,) = located(values, node, [land.source])
         for place, (rank, count) in enumerate(zip(ranks, counts)):
             storage = self.remote(frame, node, land.into.memory, rank)
             into = Located(storage, *storage.elements(land.into, values, node), True)
@@ -343,15 +340,6 @@ class Interpreter:
         return found
 
 
-# ---- values that a run gives ---------------------------------------------------------------------
-
-
-VALUES: dict[str, Callable[[Interpreter, Node], Any]] = {
-    "program": lambda i, n: np.asarray(i.program[n.attrs["axis"]], np.int64),
-    "symbol": lambda i, n: np.asarray(evaluate(n.attrs["value"], i.symbols), np.int64),
-    "cluster_rank": lambda i, n: np.asarray(i.rank, np.int64),
-}
-
 # ---- places, and ops whose elements depend on each other or on data ------------------------------
 
 
@@ -360,15 +348,15 @@ def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
     return Storage(f"{memory_of(node).scope}#{node.serial}", node, data, self.symbols)
 
 
-def _into(self: Interpreter, frame: Frame, node: Node) -> Located:
+def _into(frame: Frame, node: Node) -> Located:
     """The elements that a Node writes."""
-    (into,) = self.located(frame.values, node, [touch_of(node)])
+    (into,) = located(frame.values, node, [touch_of(node)])
     assert into is not None
     return into
 
 
 def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = _into(self, frame, node)
+    into = _into(frame, node)
     written = into.offset if into.mask is None else into.offset[into.mask]
     if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
         name = self.body.name
@@ -378,19 +366,18 @@ def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
 
 def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
     """Elements grow by values, one after another; gives what each was before."""
-    into, value = _into(self, frame, node), frame.values[node.inputs[1]]
+    into, value = _into(frame, node), frame.values[node.inputs[1]]
     storage, offset = into.storage, into.offset
     dtype = storage.type.dtype
     live = np.ones(offset.shape, np.bool_) if into.mask is None else into.mask
-    before = np.zeros(offset.shape, storage.data.dtype)
+    before, value = np.zeros(offset.shape, storage.data.dtype), np.broadcast_to(value, offset.shape)
     with np.errstate(all="ignore"):
-        for at in zip(*np.nonzero(np.atleast_1d(live))):
-            at = at if offset.shape else ()
-            where, one = int(offset[at]), np.broadcast_to(value, offset.shape)[at]
-            old = storage.data[where : where + 1]
-            before[at] = old[0]
-            new = numeric.elementwise("add", dtype, [old, np.asarray([one], dtype.numpy)])
-            storage.data[where] = new[0]
+        for at in np.ndindex(offset.shape):
+            if live[at]:
+                where = int(offset[at])
+                old, one = storage.data[where : where + 1], np.asarray([value[at]], dtype.numpy)
+                before[at] = old[0]
+                storage.data[where] = numeric.elementwise("add", dtype, [old, one])[0]
     return before
 
 
@@ -410,7 +397,7 @@ def stable_order(row: Array, descending: bool) -> Array:
 
 
 def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = _into(self, frame, node)
+    into = _into(frame, node)
     start, stop = (max(0, int(frame.values[i])) for i in node.inputs[1:3])
     whole = len(into.offset) == node.inputs[0].shape[-2]  # else these rows alone
     into.storage.data[into.offset[start:stop] if whole else into.offset] = 0

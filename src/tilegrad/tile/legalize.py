@@ -48,7 +48,10 @@ def legalize(body: Body, target: Target) -> Body:
     b = BodyBuilder(body.name, given)  # type: ignore[arg-type]
     into = Pieces(b, target, limit)
     into.values.update(zip(body.parameters, b.parameters))
-    _count(body.block, into.uses)
+    for node in nodes:
+        into.uses.update(needs(node))
+        for inner in node.blocks:
+            into.uses.update(2 * inner.results)  # which are stored
     _block(into, body.block)
     return b.finish(body.grid, **body.notes)
 
@@ -109,7 +112,7 @@ def _transpose(into: Pieces, node: Node) -> None:
         inner = inner if inner.place is not None else into.keep(inner)
         flat = _strided(into, inner, order, node.shape)
         flat.turned = inner
-        into.sources[node] = into.keep(flat) if into.uses.get(node, 0) > 1 else flat
+        into.sources[node] = into.keep(flat) if into.uses[node] > 1 else flat
     elif order[-1] == len(order) - 1:
 
         def piece(index: Indices, lanes: int) -> Node:
@@ -168,7 +171,7 @@ def _folded(into: Pieces, inner: Source, index: Indices, kind: str) -> Node:
     total = [inner.piece((*index, 0), lanes)]
     for i in into.b.each("i", lanes, size, lanes, total, bounds=(lanes, size - lanes)):
         total[:] = [into.b.apply(COMBINE[kind], total[0], inner.piece((*index, i), lanes))]
-    return into.b.do(ops.reduce, total[0], axis=0, kind=kind)
+    return into.b.reduce(total[0], 0, kind)
 
 
 def _cumulative(into: Pieces, node: Node) -> None:
@@ -282,17 +285,6 @@ def _require(into: Pieces, node: Node) -> None:
 # ---- the walk -------------------------------------------------------------------------------
 
 
-def _count(block: Block, uses: dict[Node, int]) -> None:
-    """How often each value is used, Blocks within included."""
-    for node in block.nodes:
-        for i in needs(node):
-            uses[i] = uses.get(i, 0) + 1
-        for inner in node.blocks:
-            _count(inner, uses)
-    for r in block.results:
-        uses[r] = uses.get(r, 0) + 2  # results are stored
-
-
 def _block(into: Pieces, block: Block) -> None:
     for node in block.nodes:
         with located(node.location):
@@ -323,15 +315,12 @@ def _loop(into: Pieces, node: Node) -> None:
     block, carried = node.blocks[0], node.inputs[2:]
     kept = {i: into.keep(into.source(c)) for i, c in enumerate(carried) if into.large(c)}
     own = [i for i in range(len(carried)) if i not in kept]
-    arguments = [argument(a.attrs["name"], a.type) for a in block.arguments]
-    given = (arguments[0], *[arguments[1 + i] for i in own])
-    with into.b.builder.block(block.name, given) as new:
-        into.values[block.arguments[0]] = arguments[0]
-        for i in own:
-            into.values[block.arguments[1 + i]] = arguments[1 + i]
-        for i, held in kept.items():
-            into.sources[block.arguments[1 + i]] = replace(held, carried=True)
-        _inside(into, block, new, own, kept)
+    small = [block.arguments[0], *[block.arguments[1 + i] for i in own]]
+    given = tuple(argument(a.attrs["name"], a.type) for a in small)
+    into.values.update(zip(small, given))
+    for i, held in kept.items():
+        into.sources[block.arguments[1 + i]] = replace(held, carried=True)
+    new = _inside(into, block, given, own, kept)
     bounds = [into.values[i] for i in node.inputs[:2]]
     starts = [into.values[carried[i]] for i in own]
     made = into.b.add(ops.loop(*bounds, *starts, blocks=(new,), **node.attrs))
@@ -339,21 +328,23 @@ def _loop(into: Pieces, node: Node) -> None:
 
 
 def _inside(
-    into: Pieces, block: Block, new: Block, own: list[int], kept: dict[int, Source]
-) -> None:
+    into: Pieces, block: Block, given: tuple[Node, ...], own: list[int], kept: dict[int, Source]
+) -> Block:
     """A Block of a loop or a branch: small results leave it, large ones go to the places that
     the next trip reads."""
     into.spilled.append({})
-    _block(into, block)
-    found = []
-    for i in kept:
-        source = into.source(block.results[i])
-        fresh = source.place is not None and not source.carried
-        found.append(source if fresh else into.keep(source))
-    for source, target in zip(found, kept.values()):
-        into.keep(source, place=target.place)
-    new.results = tuple(into.b.add(into.values[block.results[i]]) for i in own)
+    with into.b.builder.block(block.name, given) as new:
+        _block(into, block)
+        found = []
+        for i in kept:
+            source = into.source(block.results[i])
+            fresh = source.place is not None and not source.carried
+            found.append(source if fresh else into.keep(source))
+        for source, target in zip(found, kept.values()):
+            into.keep(source, place=target.place)
+        new.results = tuple(into.b.add(into.values[block.results[i]]) for i in own)
     into.spilled.pop()
+    return new
 
 
 def _results(into: Pieces, node: Node, own: list[int], made: Node, kept: dict[int, Source]) -> None:
@@ -371,12 +362,8 @@ def _branch(into: Pieces, node: Node) -> None:
     wide = {i: r for i, r in enumerate(first) if into.large(r)}
     own = [i for i in range(len(first)) if i not in wide]
     kept = {i: into.stored(into.room(r.shape, r.dtype)) for i, r in wide.items()}
-    blocks = []
-    for block in node.blocks:
-        with into.b.builder.block(block.name) as new:
-            _inside(into, block, new, own, kept)
-        blocks.append(new)
-    made = into.b.add(ops.branch(into.values[node.inputs[0]], blocks=tuple(blocks)))
+    blocks = tuple([_inside(into, block, (), own, kept) for block in node.blocks])
+    made = into.b.add(ops.branch(into.values[node.inputs[0]], blocks=blocks))
     _results(into, node, own, made, kept)
 
 
@@ -450,14 +437,13 @@ def _packed(into: Pieces, source: Source, together: int) -> Node:
         inner = into.kept(source.turned)
         for p, j in into.blocks((depth // together, n), (SIDE, SIDE)):
             tile = b.load(inner, (j, p * together), (SIDE, SIDE * together))
-            tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE, together))
+            tile = b.reshape(tile, (SIDE, SIDE, together))
             tile = b.do(ops.transpose, tile, order=(1, 0, 2))
-            tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE * together))
+            tile = b.reshape(tile, (SIDE, SIDE * together))
             b.store(place, tile, (p, j * together))
         return place
     for p, j in into.blocks((depth // together, n), (1, SIDE)):
         rows = [source.piece((p * together + r, j), SIDE) for r in range(together)]
-        lines = b.do(ops.transpose, b.do(ops.stack_rows, *rows), order=(1, 0))
-        line = b.do(ops.reshape, lines, shape=(SIDE * together,))
+        line = b.reshape(b.turned(rows), (SIDE * together,))
         b.store(place, line, (p, j * together))
     return place

@@ -147,11 +147,10 @@ class Order:
         message: str,
         node: Node,
         other: Node | None = None,
-        hint: str = "",
-        severity: str = "error",
+        *more: str,
     ) -> None:
-        """A Finding, each pair of ops once."""
-        self.note((rule, node, other), finding(rule, message, node, other, hint, severity))
+        """A Finding (with a hint and a severity of its own), each pair of ops once."""
+        self.note((rule, node, other), finding(rule, message, node, other, *more))
 
     def note(self, key: object, found: Finding) -> None:
         """Note a Finding under a key, unless it is known or there are enough."""
@@ -200,18 +199,9 @@ class Order:
         """Bytes that nobody counts, and copies that nobody waits for."""
         if bar.arrived == bar.count and bar.expected != bar.landed:
             self.report("bytes", f"{bar} never ends this phase", node)
-        elif bar.landed or bar.expected or known[bar.agent] < len(bar.over):
-            if bar.landed or bar.expected or self.copied(bar):
-                text = f"the program ends with copies on {bar.name} under way"
-                self.report("unfinished", text, node)
-
-    def copied(self, bar: Bar) -> bool:
-        """Whether the last phase of a barrier had copies."""
-        return any(
-            r.write is not None and r.write.agent == bar.agent and r.write.epoch == len(bar.over)
-            for p in self.touched.values()
-            for r in p.regions.values()
-        )
+        elif bar.landed or bar.expected or known[bar.agent] < bar.copies:
+            text = f"the program ends with copies on {bar.name} under way"
+            self.report("unfinished", text, node)
 
     def overtaken(self, bar: Bar) -> None:
         """A phase that may end while a role still waits for the one before."""
@@ -275,7 +265,7 @@ class Order:
         if writes:
             region.write = made
             region.reads.clear()
-            region.place.fill(region)
+            region.written = True
         else:
             region.reads[made.agent] = made
 
@@ -369,12 +359,14 @@ class Order:
 
     # ---- barriers ---------------------------------------------------------------------------
 
-    def bar(self, rank: int, node: Node, op: Node, stage: Any) -> Bar | None:
-        """One barrier of an array."""
-        bars = self.bars[rank, node]
+    def bar(
+        self, rank: int, node: Node, of: row.Arrive | row.Wait | row.Land, values: Known
+    ) -> Bar | None:
+        """The barrier of an array that an Effect is of."""
+        bars, stage = self.bars[rank, of.barrier], scalar(of.stage, values)
         if not 0 <= stage < len(bars):
-            text = f"at stage {stage} of the {len(bars)} barriers {node.attrs['name']}"
-            self.report("index", f"{op.op.name} {text}", op, node)
+            text = f"at stage {stage} of the {len(bars)} barriers {of.barrier.attrs['name']}"
+            self.report("index", f"{node.op.name} {text}", node, of.barrier)
             return None
         return bars[stage]
 

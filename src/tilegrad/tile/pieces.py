@@ -7,6 +7,7 @@ Invariant: a Source reads nothing but places and values that stand still while i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ class Pieces:
         self.values: dict[Node, Node] = {}
         self.sources: dict[Node, Source] = {}
         self.spilled: list[dict[Node, Source]] = [{}]
-        self.uses: dict[Node, int] = {}
+        self.uses = Counter[Node]()
         self.bases: dict[Node, Size] = {}
         scopes = [s for s in ("l1", "shared", "scratch") if s in target.memories]
         self.scope = scopes[0] if scopes else "global"
@@ -240,7 +241,7 @@ class Pieces:
     def set(self, node: Node, source: Source) -> None:
         """Name a large result; one that is used more than once is stored."""
         cheap = source.place is not None or node.op in CHEAP
-        if self.uses.get(node, 0) > 1 and not cheap:
+        if self.uses[node] > 1 and not cheap:
             source = self.keep(source)
         self.sources[node] = source
 

@@ -31,7 +31,7 @@ judged in milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
@@ -46,7 +46,7 @@ from ..ir.symbol import high, low
 from .budget import check_banks, check_budget
 from .build import Body
 from .check import PLACED_OPS, Finding, Findings, finding, walk
-from .concurrent import DeadlockError, Frame, Machine, Steps
+from .concurrent import DeadlockError, Frame, Machine, Steps, cluster_of
 from .happening import come
 from .ordering import Order
 from .row import Touch, effects_of, is_place, touches_of
@@ -128,11 +128,9 @@ class _Traced:
 
 def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) -> Findings:
     """Races, deadlock, fences, uninitialised places and the dependency wait of one scenario."""
-    ranks, program = prod(skeleton.body.notes.get("cluster", (1,))), scenario.program
-    first = program[0] // ranks * ranks if program else 0
+    ranks = prod(skeleton.body.notes.get("cluster", (1,)))
     order, programs = Order(skeleton.body, scenario.symbols, ranks), []
-    for rank in range(ranks):
-        own = (first + rank, *program[1:]) if program else ()
+    for rank, own in enumerate(cluster_of(scenario.program, ranks)):
         trace = skeleton.trace(replace(scenario, program=own, rank=rank), whole)
         programs.append(_Traced(order, rank, trace))
     try:
@@ -147,28 +145,13 @@ def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) 
 # ---- work that is handed over -------------------------------------------------------------------
 
 
-@dataclass
-class _State:
-    """What one role has done since its last count."""
-
-    warps: int
-    stored: Node | None = None
-    fenced: bool = False
-    met: bool = False
-    counted: Node | None = None
-
-
 def check_handover(body: Body) -> Findings:
     """Counts without a fence or a meeting before them, and reads without a fence after one."""
     nodes, counts = list(body.block.all_nodes()), body.block.find("atomic_add")
-    if not counts:
-        return []
     stored, read = ({m for n in nodes for m in _plain(n, writes)} for writes in (True, False))
     exchanged = (stored & read) - {n.inputs[0] for n in counts}
-    found: dict[Finding, None] = {}
-    for role in body.block.find("role"):
-        _walk(role.blocks[0], _State(role.attrs["warps"]), exchanged, found)
-    return list(found)
+    roles = body.block.find("role") if counts else ()
+    return [f for r in roles for f in _Handover(r.attrs["warps"], exchanged).walk(r.blocks[0])]
 
 
 def _plain(node: Node, writes: bool) -> set[Node]:
@@ -177,34 +160,46 @@ def _plain(node: Node, writes: bool) -> set[Node]:
     return {touch.memory for touch in plain if not is_place(touch.memory)}
 
 
-def _walk(block: Block, state: _State, exchanged: set[Node], found: dict[Finding, None]) -> None:
-    for node in block.nodes:
-        _visit(node, state, exchanged, found)
-        for inner in node.blocks:
-            for _ in range(2 if node.op.name == "loop" else 1):
-                _walk(inner, state, exchanged, found)
+@dataclass
+class _Handover:
+    """What one role has done since its last count."""
 
+    warps: int
+    exchanged: set[Node]
+    stored: Node | None = None
+    fenced: bool = False
+    met: bool = False
+    counted: Node | None = None
 
-def _visit(node: Node, state: _State, exchanged: set[Node], found: dict[Finding, None]) -> None:
-    name = node.op.name
-    if name == "fence" and node.attrs["kind"] == "global":
-        state.fenced, state.counted = True, None
-    elif name == "named_sync" and node.attrs["threads"] >= 32 * state.warps:
-        state.met = state.fenced
-    elif name == "atomic_add":
-        if state.stored is not None and not (state.fenced and (state.met or state.warps == 1)):
-            what = state.stored.inputs[0].attrs["name"]
-            text = "is stored and counted without a fence('global') and a meeting of the warps"
-            hint = "fence('global') after the stores, then named_sync of the role, then count"
-            found[finding("fence", f"{what} {text} between", node, state.stored, hint)] = None
-        state.stored, state.counted = None, node
-    elif _plain(node, True) & exchanged:
-        state.stored, state.fenced, state.met = node, False, False
-    elif _plain(node, False) & exchanged and state.counted is not None:
-        text = "is read after a count without a fence('global') between"
-        hint = "fence('global') after the atomic_add, before what other programs stored is read"
-        what = node.inputs[0].attrs["name"]
-        found[finding("fence", f"{what} {text}", node, state.counted, hint)] = None
+    def walk(self, block: Block) -> Iterator[Finding]:
+        """Judge the Nodes of a Block."""
+        for node in block.nodes:
+            yield from self.visit(node)
+            for inner in node.blocks:
+                for _ in range(2 if node.op.name == "loop" else 1):
+                    yield from self.walk(inner)
+
+    def visit(self, node: Node) -> Iterator[Finding]:
+        """Judge a Node."""
+        name = node.op.name
+        if name == "fence" and node.attrs["kind"] == "global":
+            self.fenced, self.counted = True, None
+        elif name == "named_sync" and node.attrs["threads"] >= 32 * self.warps:
+            self.met = self.fenced
+        elif name == "atomic_add":
+            if self.stored is not None and not (self.fenced and (self.met or self.warps == 1)):
+                what = self.stored.inputs[0].attrs["name"]
+                text = "is stored and counted without a fence('global') and a meeting of the warps"
+                hint = "fence('global') after the stores, then named_sync of the role, then count"
+                yield finding("fence", f"{what} {text} between", node, self.stored, hint)
+            self.stored, self.counted = None, node
+        elif _plain(node, True) & self.exchanged:
+            self.stored, self.fenced, self.met = node, False, False
+        elif _plain(node, False) & self.exchanged and self.counted is not None:
+            text = "is read after a count without a fence('global') between"
+            hint = "fence('global') after the atomic_add, before what other programs stored is read"
+            what = node.inputs[0].attrs["name"]
+            yield finding("fence", f"{what} {text}", node, self.counted, hint)
 
 
 # ---- the dependency wait ------------------------------------------------------------------------
@@ -213,11 +208,10 @@ def _visit(node: Node, state: _State, exchanged: set[Node], found: dict[Finding,
 TELL = {"grid_dependency_wait", "wait", "named_sync"}  # what a role may know of the dependency by
 
 
-def check_dependent(skeleton: Skeleton) -> Findings:
+def check_dependent(skeleton: Skeleton) -> Iterator[Finding]:
     """Waits that stand on some paths only."""
     body = skeleton.body
     waits = [(n, around) for n, around in walk(body.block) if n.op.name == "grid_dependency_wait"]
-    found = []
     for node, around in waits:
         parts = [n for n in around if n.op.name == "role"]
         block = parts[0].blocks[0] if parts else body.block
@@ -225,21 +219,22 @@ def check_dependent(skeleton: Skeleton) -> Findings:
         if unsure and not surely_waits(block):
             who = f"the role {parts[0].attrs['name']}" if parts else "the program"
             text = f"{who} comes to grid_dependency_wait on some paths only"
-            found.append(finding("dependent", text, node, unsure[-1]))
-    return found + (early(skeleton) if waits else [])
+            yield finding("dependent", text, node, unsure[-1])
+    if waits:
+        yield from early(skeleton)
 
 
-def early(skeleton: Skeleton) -> Findings:
+def early(skeleton: Skeleton) -> Iterator[Finding]:
     """Accesses that only some programs come to, before the wait and before anything that another
     role could tell of it with."""
-    body, found = skeleton.body, list[Finding]()
+    body = skeleton.body
     parts = [("the program", body.block)]
     parts += [(str(r.attrs["name"]), r.blocks[0]) for r in body.block.find("role")]
     for who, block in parts:
         for node, around in walk(block):
             name = node.op.name
             if name in TELL and block is body.block:
-                return found  # all roles know
+                return  # all roles know
             if name in TELL or name == "role":
                 break
             for touch in touches_of(node):
@@ -249,8 +244,7 @@ def early(skeleton: Skeleton) -> Findings:
                 if touch.writes or memory.type.use != "constant":  # type: ignore[union-attr]
                     what = f"{verb} {memory.attrs['name']} in some programs"
                     text = f"{who} {what} before it knows of grid_dependency_wait"
-                    found.append(finding("dependent", text, node))
-    return found
+                    yield finding("dependent", text, node)
 
 
 def surely_waits(block: Block) -> bool:

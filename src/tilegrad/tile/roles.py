@@ -50,10 +50,9 @@ def _do(op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
     return _placed().builder.do(op, *inputs, **attrs)
 
 
-def _indices(*parts: Sequence[Size]) -> list[Node]:
-    """Indices as Nodes, before what else an op takes."""
-    b = tracer().builder
-    return [b.index(i) for part in parts for i in part]
+def _tile(value: Any, memory: Node) -> Node:
+    """A tile in the dtype of a place or an array."""
+    return cast(tile_of(value, memory.dtype), memory.dtype).node
 
 
 def _memory(value: Any) -> MemoryValue:
@@ -139,19 +138,18 @@ class BarrierValue:
     def arrive(self, stage: Any = 0, to: Any = None) -> None:
         """One arrival in the phase under way: here, or at the program of the cluster whose rank
         is `to`."""
-        at = size_of(stage, "stage")
         if to is None:
-            _do(placed.arrive, self.node, at)
+            _do(placed.arrive, *self[stage])
         else:
-            _do(placed.arrive_remote, self.node, at, size_of(to, "rank"))
+            _do(placed.arrive_remote, *self[stage], size_of(to, "rank"))
 
     def expect(self, stage: Any, bytes_: int) -> None:
         """One arrival that also announces bytes to land."""
-        _do(placed.expect, self.node, size_of(stage, "stage"), bytes=bytes_)
+        _do(placed.expect, *self[stage], bytes=bytes_)
 
     def wait(self, stage: Any, parity: Any) -> None:
         """Until the phase of this parity is over."""
-        _do(placed.wait, self.node, size_of(stage, "stage"), size_of(parity, "parity"))
+        _do(placed.wait, *self[stage], size_of(parity, "parity"))
 
 
 def barrier(name: str, count: int, stages: int = 1) -> BarrierValue:
@@ -223,27 +221,25 @@ def read(place: Any) -> TileValue:
 def write(place: Any, value: Any) -> None:
     """Replace the tile of a place."""
     part = _part(place)
-    tile = cast(tile_of(value, part.node.dtype), part.node.dtype)
-    _do(placed.write_place, part.node, tile.node, *part.at)
+    _do(placed.write_place, part.node, _tile(value, part.node), *part.at)
 
 
-def _bytes(part: Part, shape: Sequence[int]) -> int:
-    return part.node.dtype.storage_bytes(math.prod(shape))
+def _bytes(part: Part) -> int:
+    return part.node.dtype.storage_bytes(math.prod(part.shape))
 
 
 def _copy(op: Op, place: Any, source: Any, *stage: Node | Size) -> Part:
     """A part of an array into a place, or into some rows of it."""
     part = _part(place)
     box, rows = _box(source, part), _static(part.rows)
-    at, attrs = _indices(box.index, part.at), {"shape": part.shape, "axes": box.axes}
-    _do(op, part.node, box.memory.node, *stage, *at, row=rows[0] if rows else 0, **attrs)
+    attrs = {"shape": part.shape, "axes": box.axes, "row": rows[0] if rows else 0}
+    _do(op, part.node, box.memory.node, *stage, *box.index, *part.at, **attrs)
     return part
 
 
 def copy_async(place: Any, source: Any, stage: BarrierStage) -> int:
     """Copy a part of an array into a place; its bytes land on the barrier. Gives the bytes."""
-    part = _copy(placed.copy_async, place, source, *stage)
-    return _bytes(part, part.shape)
+    return _bytes(_copy(placed.copy_async, place, source, *stage))
 
 
 def copy_store(target: Any, place: Any) -> None:
@@ -254,8 +250,8 @@ def copy_store(target: Any, place: Any) -> None:
 def _store(op: Op, target: Any, place: Any) -> None:
     part = _part(place)
     box = _box(target, part)
-    at = (*box.index, *part.at)
-    _do(op, box.memory.node, part.node, *at, shape=part.shape, axes=box.axes)
+    attrs = {"shape": part.shape, "axes": box.axes}
+    _do(op, box.memory.node, part.node, *box.index, *part.at, **attrs)
     tracer().touch("store", box.memory, box, box.shape)
 
 
@@ -308,7 +304,7 @@ def copy_multicast(place: Any, source: Any, stage: BarrierStage, mask: int, firs
     whose bit 0 stands for the rank `first`."""
     part = _part(place)
     box, row = _box(source, part), part.rows[0] if part.rows else 0
-    at = _indices(box.index, part.at, (row, size_of(first, "rank")))
+    at = (*box.index, *part.at, row, size_of(first, "rank"))
     attrs = {"shape": part.shape, "axes": box.axes, "mask": mask}
     _do(placed.copy_multicast, part.node, box.memory.node, *stage, *at, **attrs)
 
@@ -318,16 +314,16 @@ def copy_pages(place: Any, source: Any, pages: Any, stage: BarrierStage, hint: s
     other; a tile of numbers says which pages, `source` what of page 0. Gives the bytes."""
     numbers = cast(tile_of(pages), dtypes.int64).node
     part, box = _part(place), _box(source, None)
-    at, attrs = _indices(box.index, part.at), {"shape": box.shape, "axes": box.axes, "hint": hint}
+    at, attrs = (*box.index, *part.at), {"shape": box.shape, "axes": box.axes, "hint": hint}
     _do(placed.copy_pages, part.node, box.memory.node, *stage, numbers, *at, **attrs)
-    return _bytes(part, (*numbers.shape, *box.shape))
+    return _bytes(part)
 
 
 def store_add(target: Any, value: Any) -> None:
     """Add a tile to a part of an array, which other programs may add to: in any order."""
     box = _box(target, None)
-    tile = cast(tile_of(value, box.memory.dtype), box.memory.dtype)
-    _do(placed.store_add, box.memory.node, tile.node, *box.index, axes=box.axes)
+    tile = _tile(value, box.memory.node)
+    _do(placed.store_add, box.memory.node, tile, *box.index, axes=box.axes)
     tracer().touch("add", box.memory, box, tile.shape)
 
 
@@ -335,10 +331,9 @@ def send(place: Any, value: Any, stage: BarrierStage, to: Any = "all") -> None:
     """Send a tile to the place of programs of the cluster, its bytes landing on the barrier there:
     to 'all', as 'shares' of its rows, or to the one whose rank is given."""
     part = _part(place)
-    tile = cast(tile_of(value, part.node.dtype), part.node.dtype)
     one = () if isinstance(to, str) else (size_of(to, "rank"),)
     kind = "one" if one else to
-    _do(placed.send, part.node, tile.node, *stage, *one, *part.at, to=kind)
+    _do(placed.send, part.node, _tile(value, part.node), *stage, *one, *part.at, to=kind)
 
 
 def clear_rows(place: Any, start: Any, stop: Any) -> None:

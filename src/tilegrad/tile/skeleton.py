@@ -16,7 +16,7 @@ trace of a role does not depend on any other role.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import InternalError
@@ -51,12 +51,12 @@ def _convert(node: Node) -> Callable[[Any], Any]:
     return float if dtype.is_float else int
 
 
-STEADY: dict[str, Callable[[Scenario, Any], Any]] = {  # scalars that a scenario decides
-    "constant": lambda scenario, attrs: attrs["value"],
-    "program": lambda scenario, attrs: scenario.program[attrs["axis"]],
-    "cluster_rank": lambda scenario, attrs: scenario.rank,
-    "symbol": lambda scenario, attrs: evaluate(attrs["value"], scenario.symbols),
+OF_RUN: dict[str, Callable[[Any, Any], int]] = {  # scalars that a run of a program decides
+    "program": lambda run, attrs: run.program[attrs["axis"]],
+    "cluster_rank": lambda run, attrs: run.rank,
+    "symbol": lambda run, attrs: evaluate(attrs["value"], run.symbols),
 }
+STEADY = {"constant": lambda run, attrs: attrs["value"], **OF_RUN}  # in all of a run
 
 
 class Skeleton(Scalars):
@@ -99,7 +99,8 @@ class Skeleton(Scalars):
         """The last and the first program, others as extras; Symbols and data at the ends and just
         inside."""
         names: dict[str, Expr] = {}
-        for value in (*self.symbols, *self.body.grid, *self._sizes()):
+        sizes = [size for parameter in self.tracked for size in parameter.shape]
+        for value in (*self.symbols, *self.body.grid, *sizes):
             names.update({a.name: a for a in atoms(value) if a.kind == "symbol"})
         picks = (0,) if not names and not self.data else (0, 1, 2)
         found: dict[Any, Scenario] = {}
@@ -126,10 +127,6 @@ class Skeleton(Scalars):
             return [last, tuple([0 for _ in grid])]
         inner = [[1 for _ in grid], [s // 2 for s in grid], [s // 2 + 1 for s in grid]]
         return [tuple(map(min, last, program)) for program in inner]
-
-    def _sizes(self) -> Iterator[Any]:
-        for parameter in self.tracked:
-            yield from parameter.shape
 
     def periods_of(self, scenario: Scenario) -> Periods:
         """The periods of loops; those that hang on Symbols are found for their values."""

@@ -30,7 +30,7 @@ from ..ir.symbol import (
     high,
     low,
 )
-from ..ir.types import Shape, row_major
+from ..ir.types import Shape, row_major, unravel
 from . import numeric
 from .build import Body
 from .check import Findings, finding
@@ -80,13 +80,9 @@ def judge(t: Tracer, body: Body) -> Judged:
 
 def _unset(name: str, accesses: Sequence[Access]) -> Findings:
     """Elements that are added to, or read before anything is stored, have a value before."""
-    for access in accesses:
-        if access.kind == "store":
-            accesses = [a for a in accesses if a.kind == "add"]
-            break
-        if access.kind == "load":
-            break
-    first = next((a for a in accesses if a.kind != "store"), None)
+    before = next((a.kind for a in accesses if a.kind != "add"), "")
+    unset = ("add",) if before == "store" else ("add", "load")
+    first = next((a for a in accesses if a.kind in unset), None)
     if first is None:
         return []
     done = {"add": "added to", "load": "read"}[first.kind]
@@ -124,16 +120,16 @@ def races(t: Tracer, name: str, accesses: Sequence[Access]) -> Findings:
     writes = [a for a in accesses if a.writes]
     if not programs or not writes or owned(t, programs, accesses):
         return []
-    counted = _count_races(t, accesses)
-    if isinstance(counted, tuple):
-        first, second, element = counted
+    clash, unsure = _count_races(t, accesses)
+    if clash is not None:
+        first, second, element = clash
         text = f"two programs touch {name}{list(element)}, and one of them writes it"
         return [finding("race", text, second.node, first.node, HINT)]
-    if counted is None or t.placed or all(a.unique or not a.writes for a in accesses):
+    if not unsure or t.placed or all(a.unique or not a.writes for a in accesses):
         return []
-    unsure = next((a for a in counted if a.writes and not a.unique), counted[0])
+    where = next((a for a in unsure if a.writes and not a.unique), unsure[0])
     text = f"it is not known that programs write different elements of {name}"
-    return [finding("race", text, unsure.node, None, HINT)]
+    return [finding("race", text, where.node, None, HINT)]
 
 
 def owned(t: Tracer, programs: Sequence[Expr], accesses: Sequence[Access]) -> bool:
@@ -241,12 +237,11 @@ def interleaved_start(t: Tracer, atom: Expr) -> Expr | None:
 Found = tuple[Access, Access, tuple[int, ...]]
 
 
-def _count_races(t: Tracer, accesses: Sequence[Access]) -> Found | list[Access] | None:
-    """Two accesses of one element by different programs; else those that are not known (None: no
-    race)."""
+def _count_races(t: Tracer, accesses: Sequence[Access]) -> tuple[Found | None, list[Access]]:
+    """Two accesses of one element by different programs; else those that are not known."""
     cells = Cells(t, accesses)
     if not cells.few:
-        return [a for a in accesses if a.writes]
+        return None, [a for a in accesses if a.writes]
     boxes = [(a, *cells.of(a)) for a in accesses]
     exact_ = [(n, a, found) for n, (a, found, exact) in enumerate(boxes) if exact]
     writer = np.full(cells.count, NOBODY)  # the program that changes a cell
@@ -263,13 +258,13 @@ def _count_races(t: Tracer, accesses: Sequence[Access]) -> Found | list[Access] 
                 if other.size:
                     first = accesses[who[other[0]]]
                     if kind != "store":
-                        return access, first, cells.element(int(other[0]))
+                        return (access, first, cells.element(int(other[0]))), []
                     if not (access.unique or first.unique):
-                        return first, access, cells.element(int(other[0]))
+                        return (first, access, cells.element(int(other[0]))), []
                 if kind != "load":
                     alone = (writer[touched] == NOBODY) | (writer[touched] == program)
                     writer[touched], by[touched] = np.where(alone, program, SEVERAL), number_
-    return [a for a, _, exact in boxes if not exact] or None
+    return None, [a for a, _, exact in boxes if not exact]
 
 
 TouchedCells = list[tuple[int, Any]]
@@ -353,8 +348,7 @@ class Cells:
 
     def element(self, cell: int) -> Shape:
         """The first element of a cell."""
-        at = np.unravel_index(cell, self.sizes)
-        return tuple([int(i) * u for i, u in zip(at, self.unit)])
+        return tuple([i * u for i, u in zip(unravel(cell, self.sizes), self.unit)])
 
 
 def _trips(t: Tracer, atom: Expr) -> Sequence[int] | None:
