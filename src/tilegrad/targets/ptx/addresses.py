@@ -51,15 +51,14 @@ def apart(node: Node) -> tuple[Node | None, int]:
 
 def load_form(memory: Node) -> str:
     """How an element is loaded."""
-    type_ = memory_of(memory)
-    if type_.scope != "global":
-        return "ld.shared"
-    return "ld.global.nc" if type_.use == "constant" else "ld.global"
+    space = space_of(memory)
+    constant = space == "global" and memory_of(memory).use == "constant"
+    return "ld.global.nc" if constant else f"ld.{space}"
 
 
-def store_form(memory: Node) -> str:
-    """How an element is stored."""
-    return "st.global" if memory_of(memory).scope == "global" else "st.shared"
+def space_of(memory: Node) -> str:
+    """Which memory of the machine an element lies in."""
+    return "global" if memory_of(memory).scope == "global" else "shared"
 
 
 def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str:

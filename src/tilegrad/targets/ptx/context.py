@@ -23,7 +23,9 @@ from ...core.lock import new_lock
 from ...runtime import device as runtime
 from ...runtime.fault import FaultWords
 from .cuda_api import api, available, call
-from .memory import Pool, Staging, mapped_words
+from .memory import Pool, Staging
+
+MAPPED = 3  # of cuMemHostAlloc: every context sees it, and so do kernels
 
 # What `Context.attributes` holds: attributes of the driver by their names in lower case.
 ATTRIBUTES = (
@@ -111,9 +113,12 @@ class Context(runtime.Device):
         self.faults.check()
 
     def _mapped(self, bytes: int) -> np.ndarray[Any, Any]:
-        """Memory of the host that kernels write to, all 0."""
+        """Pinned memory of the host that every context sees and kernels write to, all 0."""
         self.activate()
-        return mapped_words(bytes)
+        address = int(call("cuMemHostAlloc", bytes, MAPPED))
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * bytes).from_address(address))
+        memory[:] = 0
+        return memory
 
     def copy_bytes(self, target: int, source: int, bytes: int, stream: Any = None) -> None:
         """Copy between addresses of this GPU, on the stream."""

@@ -72,7 +72,7 @@ class Device(Context):
         return f"Device({self.name}, {self.attributes['name']})"
 
     @cached_property
-    def target(self) -> Target:  # type: ignore[override]
+    def target(self) -> Target:
         """The facts of this machine that the compiler uses."""
         return target_of(self.attributes)
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.dtype import DType, bfloat16
+from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...ir.node import Node
 from . import rules
 from .element import convert, kind_of
 from .emission import Emission
+from .emit_matrix import sync_form
 from .moves import load_matrices, read_run, runs_of
 from .plan_spread import by_matrix, dot_spread, warp_grid
 from .spread import Spread, accumulator_80
@@ -76,8 +77,7 @@ def take_turn(e: Emission, node: Node, bytes_: int) -> str:
 
 def lay(e: Emission, x: Node, dtype: DType, base: str, free_turn: bool, right: bool) -> Laid:
     """Write an operand to shared memory, along the axis its registers run along."""
-    own = e.values.spread_of(x)
-    registers = e.values.get(x, own, dtype)
+    own, registers = e.values.own(x, dtype)
     rows, columns = x.shape
     ways = []
     for turned in (False, True) if free_turn else (False,):
@@ -106,8 +106,7 @@ def by_warps(
     down, across = warp_grid(rows, columns, warps, whole_rows)
     high, wide = rows // down, columns // across
     held = [e.copy("b32", r) for r in totals]
-    name = "bf16" if node.inputs[0].dtype is bfloat16 else "f16"
-    form = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32"
+    form = sync_form(node.inputs[0].dtype)
     first_row = warp_start(e, 5 + across.bit_length() - 1, down, high)
     first_column = warp_start(e, 5, across, wide)
     if isinstance(left, Laid):

@@ -98,8 +98,7 @@ def write_place(e: Emission, node: Node) -> None:
         else:
             e.move(e.placed.registers[place], registers, kind_of(place.dtype))
         return
-    spread = e.values.spread_of(value)
-    registers = e.values.get(value, spread)
+    spread, registers = e.values.own(value)
     if by_matrix(e, place, spread) and e.overlaps:  # sm_80 has no stmatrix
         for where, first in matrix_rows(e, touch, spread):
             words = packed(e, registers[first : first + 8], place.dtype)

@@ -94,12 +94,6 @@ class Wish:
         return max(1, 16 // min(size, 16))
 
 
-def far(memory: Node) -> bool:
-    """Whether a Memory is too large to stay near the threads."""
-    type_ = memory_of(memory)
-    return type_.scope == "global" and high(product(type_.shape)) >= NEAR
-
-
 class SpreadPlan:
     """Spreads by Node, for one Body."""
 
@@ -111,7 +105,7 @@ class SpreadPlan:
         self.relations: list[Relation] = []
         self.wishes: dict[Node, Wish] = {}
         self.dots: list[Node] = []
-        self._free: dict[Node, bool] = {}
+        self._free: set[Node] = set()
         self.late: set[Node] = set()  # stacks, and what is seen of them
         self.depth = 0  # of loops
         self._walk(body.block, warps)
@@ -121,7 +115,7 @@ class SpreadPlan:
 
     def free(self, node: Node) -> bool:
         """Whether the value is made again wherever it is wanted."""
-        return self._free.get(node, False)
+        return node in self._free
 
     def spread(self, node: Node) -> Spread:
         """How a Tile (or a place in registers) is held."""
@@ -189,7 +183,7 @@ class SpreadPlan:
                 and all(i.shape == () or self.free(i) for i in node.inputs)
             )
         ):
-            self._free[node] = True
+            self._free.add(node)
             return
         if self._holds(node):
             self.parent.setdefault(node, node)
@@ -256,9 +250,10 @@ class SpreadPlan:
         size, wish = max(1, touch.memory.dtype.size), self._wish(held)
         wish.merge(Wish(size))
         if node.op.name in ("load", "store"):
-            strides = memory_of(touch.memory).element_strides()
+            type_ = memory_of(touch.memory)
+            strides, far = type_.element_strides(), high(product(type_.shape)) >= NEAR
             wish.merge(Wish(inner={i: 1 for i, a in enumerate(touch.axes) if strides[a] == 1}))
-            if self._holds(tiles[0]) and far(touch.memory):
+            if self._holds(tiles[0]) and type_.scope == "global" and far:
                 bytes_ = {size: size * 8**self.depth}
                 wish.merge(Wish(moved=bytes_, together=self._together(touch)))
 

@@ -12,9 +12,10 @@ table.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from ...core import dtype as dtypes
@@ -117,12 +118,9 @@ class Machine:
     ) -> Element:
         """A loop of each thread."""
         w, current = self.writer, self._held(x)
-        head, end = w.label("again"), w.label("enough")
-        w.place(head)
-        w.put("bra", end, guard="!" + going(current).held)
-        w.put(f"mov.{kind_of(x.dtype)}", current.held, step(current).held)
-        w.put("bra", head)
-        w.place(end)
+        with w.loop("again", "enough") as leave:
+            leave("!" + going(current).held)
+            w.put(f"mov.{kind_of(x.dtype)}", current.held, step(current).held)
         return current
 
     def rarely(self, rare: Rare, *inputs: Element) -> Element:
@@ -177,9 +175,7 @@ def _mend(
 ) -> None:
     """A loop over the elements that puts what is far into the registers held."""
     w = m.writer
-    some = masks[0]
-    for mask in masks[1:]:
-        some = some | mask
+    some = reduce(operator.or_, masks)
     head, end = w.label(f"far_{rare.name}"), w.label(f"near_{rare.name}")
     w.put("bra", end, guard="!" + some.held)
     number = w.value("mov.b32", "0")
@@ -423,7 +419,8 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
     else:
         w.put(f"mov.{kind}", rest, b)
     w.move((base, result), (a, "1"), kind)
-    with w.until(("power", "power_end"), "bra", f"eq.{letter}", rest, "0"):
+    with w.loop("power", "power_end") as leave:
+        leave(test(w, d, "eq", rest, "0"))
         odd = test(w, d, "ne", logic(w, "and", d, rest, "1"), "0")
         w.put(f"mul.lo.{letter}", result, result, base, guard=odd)
         w.put(f"mul.lo.{letter}", base, base, base)

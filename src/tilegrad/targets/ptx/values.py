@@ -85,6 +85,11 @@ class Values:
             return blocked(value.shape, self.threads.count, 16 // value.dtype.size)
         return self.plan.spread(value)
 
+    def own(self, value: Node, to: DType | None = None) -> tuple[Spread, Registers]:
+        """The planned Spread of a value, and its registers."""
+        spread = self.spread_of(value)
+        return spread, self.get(value, spread, to)
+
     def change(self, registers: Registers, own: Spread, to: Spread, dtype: DType) -> Registers:
         """The same Tile held otherwise: by renaming, else through shared memory."""
         if own.fields == to.fields and all(at in own.where for at in to.registers):
