@@ -179,13 +179,13 @@ def _far_address(
 ) -> str:
     """Add coordinates along axes of long or symbolic strides."""
     for axis, coordinate in far:
-        part = e.threads.part(spread.fields, axis)
-        if part is None and not coordinate:
-            continue
-        if part is None:
+        part = e.threads.part(spread, axis)
+        if part:
+            place = e.value("cvt.s64.s32", e.add(part, coordinate) if coordinate else part)
+        elif coordinate:
             place = e.copy("b64", coordinate)
         else:
-            place = e.value("cvt.s64.s32", e.add(part, coordinate) if coordinate else part)
+            continue
         address = e.value("mad.lo.s64", place, _step64(e, strides[axis], size), address)
     return address
 
@@ -256,7 +256,7 @@ def _swizzled_runs(e: Emission, type_: Memory, base: str, spread: Spread) -> lis
     whole = all(c * size % PIECE == 0 for _, c in starts)
 
     def offset(r: int = 0, c: int = 0) -> str:
-        parts = [e.threads.part(spread.fields, a) or e.threads.constant(0) for a in (0, 1)]
+        parts = [e.threads.part(spread, a) or e.threads.constant(0) for a in (0, 1)]
         row, column = (e.add(x, by) if by else x for x, by in zip(parts, (r, c)))
         bytes_ = e.mul(column, size)
         piece = e.shr(bytes_, 4)
@@ -333,25 +333,19 @@ def matrix_rows(
     e: Emission, touch: Touch, spread: Spread, begin: str = ""
 ) -> list[tuple[str, int]]:
     """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
-    threads, type_ = e.threads, memory_of(touch.memory)
-    columns, (span, rows, _) = spread.shape[1], lie_of(type_)
-    base = lead_address(e, touch, begin)
-    warp, lane = e.shr(threads.number, 5), threads.bits(0, 5)
-    row = e.mad(warp, 16, e.mask(lane, 15))
-    turn = e.mask(lane, 7)
-    if span == 64:
-        turn = e.value("bfe.u32", lane, "1", "2")
-    half = e.shr(lane, 4)
-    start = e.mad(row, span, base)
-    pieces = [e.mad(e.xor(e.add(half, 2 * j), turn), PIECE, start) for j in range(span // 32)]
-    per_block = columns // 2
-    found = []
-    for block in range(len(spread.registers) // per_block):
-        for j in range(columns // 16):
-            wide, piece = divmod(j, len(pieces))
-            offset = wide * rows * span + block * (threads.count // 2) * span
-            found.append((f"[{pieces[piece]}+{offset}]", block * per_block + 8 * j))
-    return found
+    threads, lie = e.threads, lie_of(memory_of(touch.memory))
+
+    def make() -> str:
+        lane = threads.bits(0, 5)
+        row = e.mad(e.shr(threads.number, 5), 16, e.mask(lane, 15))
+        return piece_offset(e, row, e.shr(lane, 4), lie)
+
+    own = e.memo.once(("matrix rows", threads.number, lie), make)
+    near = Exchanged(e, e.add(lead_address(e, touch, begin), own), lie)
+    across = range(spread.shape[1] // 16)
+    down = range(0, spread.shape[0], threads.count // 2)
+    places = [near.at(row, 2 * PIECE * column) for row in down for column in across]
+    return [(where, 8 * number) for number, where in enumerate(places)]
 
 
 def row_address(e: Emission, place: Node, row: int) -> str:

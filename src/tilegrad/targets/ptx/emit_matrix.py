@@ -186,21 +186,24 @@ def load_bytes(e: Emission, node: Node) -> None:
 
 def lane_start(e: Emission, side: Side, lie: Lie, k_rows: bool) -> str:
     """The offset of the row that this lane gives to ldmatrix for the warp's first block."""
-    right, warps = side
 
     def make() -> str:
-        lane = e.threads.bits(0, 5)
-        low = e.mask(e.shr(lane, 3), 1)
-        high = e.shr(lane, 4)
-        along, deep = (high, low) if right else (low, high)
-        if warps[right] > 1:  # this warp's place along the operand's side of the grid
-            shift = 5 if right else 5 + warps[1].bit_length() - 1
-            along = e.mad(e.threads.bits(shift, warps[right].bit_length() - 1), 2, along)
-        down, piece = (deep, along) if k_rows else (along, deep)
-        row = e.mad(down, 8, e.mask(lane, 7))
-        return piece_offset(e, row, piece, lie)
+        return piece_offset(e, *lane_piece(e, side, k_rows), lie)
 
     return e.memo.once(("lane start", e.threads.number, side, lie, k_rows), make)
+
+
+def lane_piece(e: Emission, side: Side, k_rows: bool) -> tuple[str, str]:
+    """The row, and the piece of it, that this lane gives to ldmatrix."""
+    (right, warps), lane = side, e.threads.bits(0, 5)
+    low = e.mask(e.shr(lane, 3), 1)
+    high = e.shr(lane, 4)
+    along, deep = (high, low) if right else (low, high)
+    if warps[right] > 1:  # this warp's place along the operand's side of the grid
+        shift = 5 if right else 5 + warps[1].bit_length() - 1
+        along = e.mad(e.threads.bits(shift, warps[right].bit_length() - 1), 2, along)
+    down, piece = (deep, along) if k_rows else (along, deep)
+    return e.mad(down, 8, e.mask(lane, 7)), piece
 
 
 def matrix_sync(e: Emission, node: Node) -> None:

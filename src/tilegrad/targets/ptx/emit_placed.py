@@ -159,7 +159,7 @@ def send_shares(
     base, owner = lead_address(e, touch), e.threads.owner(spread)
     if each & (each - 1) or steps[0] % 4:
         raise InternalError("ptx.emit", f"shares of {each} rows of {steps[0]} elements")
-    row = e.threads.part(spread.fields, 0) or e.threads.constant(0)
+    row = e.threads.part(spread, 0) or e.threads.constant(0)
     bytes_ = [0, *(s * WORD for s in steps[1:])]
     base, offsets = e.threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
     for start, count in runs_of(spread, steps, 16, WORD):

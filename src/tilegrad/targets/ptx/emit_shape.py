@@ -222,7 +222,7 @@ def pick(e: Emission, x: Node, index: int) -> str:
         return registers[own.where[(index,)]]
 
     def mine(at: Shape) -> str:
-        here = e.test("eq.s32", e.threads.part(own.fields, 0) or "", index - at[0])
+        here = e.test("eq.s32", e.threads.part(own, 0), index - at[0])
         return e.threads.and_guards(here, e.threads.owner(own))
 
     told = ((register, mine(at)) for at, register in zip(own.registers, registers))

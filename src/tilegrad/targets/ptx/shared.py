@@ -19,7 +19,7 @@ from typing import Any
 from ...core.dtype import DType
 from ...ir.types import Shape
 from .moves import Run, get_word, offsets_of, put_word, read_run, runs_of, write_run
-from .spread import Field, Spread, steps_of
+from .spread import Spread, steps_of
 from .write import Registers, Writer
 
 SWIZZLES = {"": 0, "held": 0, "swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
@@ -297,32 +297,23 @@ class Threads:
         value = self.w.shr(self.number, shift) if shift else self.number
         return self.w.mask(value, (1 << width) - 1) if 1 << shift + width < self.count else value
 
-    def part(self, fields: Sequence[Field], axis: int) -> str | None:
-        """The thread's part of a coordinate (32 bits), or None where it has none."""
-        mine = tuple((shift, width, stride) for shift, width, a, stride in fields if a == axis)
-
-        def make() -> str:
-            total = ""
-            for shift, width, stride in mine:
-                part = self.bits(shift, width)
-                part = self.w.mul(part, stride) if stride != 1 else part
-                total = self.w.add(total, part) if total else part
-            return total
-
-        return self.memo.once(("thread", self.number, mine), make) if mine else None
+    def part(self, spread: Spread, axis: int) -> str:
+        """The thread's part of a coordinate (32 bits); '' where it has none."""
+        return self.offset(spread, [int(a == axis) for a in range(len(spread.shape))])
 
     def offset(self, spread: Spread, steps: Sequence[int]) -> str:
         """The thread's part of an offset: coordinates times steps (bytes); '' where it has none."""
+        mine = tuple((s, w, stride * steps[a]) for s, w, a, stride in spread.fields if steps[a])
 
         def make() -> str:
             total = ""
-            for shift, width, axis, stride in spread.fields:
-                if steps[axis]:
-                    part = self.w.mul(self.bits(shift, width), stride * steps[axis])
-                    total = self.w.add(total, part) if total else part
+            for shift, width, step in mine:
+                part = self.bits(shift, width)
+                part = self.w.mul(part, step) if step != 1 else part
+                total = self.w.add(total, part) if total else part
             return total
 
-        return self.memo.once(("offset", self.number, spread.fields, tuple(steps)), make)
+        return self.memo.once(("offset", self.number, mine), make)
 
     def after(self, base: str, spread: Spread, steps: Sequence[int]) -> str:
         """A shared address with the thread's part of an offset."""

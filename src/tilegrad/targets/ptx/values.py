@@ -125,12 +125,12 @@ class Values:
 
     def positions(self, spread: Spread, axis: int, dtype: DType) -> Registers:
         """The coordinate along an axis of every register."""
-        part = self.threads.part(spread.fields, axis)
+        part = self.threads.part(spread, axis)
         found: dict[int, str] = {}
         for at in spread.registers:
             if at[axis] in found:
                 continue
-            if part is None:
+            if not part:
                 register = self.w.copy("b32", at[axis])
             else:
                 register = self.w.add(part, at[axis]) if at[axis] else part
