@@ -344,8 +344,8 @@ def matrix_rows(
     near = Exchanged(e, e.add(lead_address(e, touch, begin), own), lie)
     across = range(spread.shape[1] // 16)
     down = range(0, spread.shape[0], threads.count // 2)
-    places = [near.at(row, 2 * PIECE * column) for row in down for column in across]
-    return [(where, 8 * number) for number, where in enumerate(places)]
+    blocks = [near.at(row, 2 * PIECE * column) for row in down for column in across]
+    return [(where, 8 * number) for number, where in enumerate(blocks)]
 
 
 def row_address(e: Emission, place: Node, row: int) -> str:
