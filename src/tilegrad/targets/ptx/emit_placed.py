@@ -16,7 +16,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import product
 from ...tile.row import Touch, memory_of, touch_of
-from .addresses import by_matrix, lead_address, matrix_rows, place_runs, row_address, steps_along
+from .addresses import by_matrix, lead_address, matrix_rows, place_runs, steps_along
 from .element import kind_of
 from .emission import Emission
 from .emit_barriers import barrier_address
@@ -77,13 +77,12 @@ def read_place(e: Emission, node: Node) -> Registers:
         found = [e.copy(kind, r) for r in e.placed.registers[place]]
         return unpacked(e, found, place.dtype) if paired else found
     spread = e.plan.spread(node)
-    begin = row_address(e, place, node.attrs["rows"][0]) if node.attrs["rows"] else ""
     if by_matrix(e, place, spread):
-        rows = matrix_rows(e, touch, spread, begin)
+        rows = matrix_rows(e, touch, spread)
         return [r for at, _ in rows for r in unpacked(e, load_matrices(e, at), place.dtype)]
     return [
         register
-        for where, _, count in place_runs(e, touch, spread, begin)
+        for where, _, count in place_runs(e, touch, spread)
         for register in read_run(e, where, "ld.shared", place.dtype, count)
     ]
 
