@@ -58,10 +58,14 @@ def arrive(e: Emission, node: Node) -> None:
 def arrive_remote(e: Emission, node: Node) -> None:
     """At the barrier of another program of the cluster."""
     address = barrier_address(e, *node.inputs[:2])
-    rank = e.values.index32(node.inputs[2])
-    remote = e.value("mapa.shared::cluster.u32", address, rank)
+    remote = there(e, address, e.values.index32(node.inputs[2]))
     guard = e.threads.one_lane()
     e.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]", guard=guard)
+
+
+def there(e: Emission, address: str, rank: str) -> str:
+    """An address like this program's own in the program of a rank."""
+    return e.value("mapa.shared::cluster.u32", address, rank)
 
 
 def expect(e: Emission, node: Node) -> None:

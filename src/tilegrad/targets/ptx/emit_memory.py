@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...core.dtype import DType, float32
+from ...core.dtype import DType, float32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, high
@@ -22,7 +22,7 @@ from .addresses import addresses_of, load_form, space_of, uniform_address
 from .element import kind_of
 from .emission import Emission
 from .moves import Run, read_run, write_run
-from .spread import Spread
+from .spread import SCALAR, Spread
 from .write import Registers, several, vector
 
 READS, WRITES = ("load", "gather", "atomic_add"), ("store", "scatter", "atomic_add")
@@ -215,7 +215,7 @@ def prefetch(e: Emission, node: Node) -> None:
     guard = e.test("eq.s32", e.threads.number, 0)
     for at, size in zip(index, type_.shape):
         low, most = e.bounds.range(at)
-        wide = e.values.index64(at)
+        (wide,) = e.values.get(at, SCALAR, int64)
         if low < 0:
             guard = and_guards(guard, e.test("ge.s64", wide, 0))
         if not isinstance(size, int) or most >= high(size):

@@ -19,7 +19,7 @@ from ...tile.row import Touch, memory_of, touch_of
 from .addresses import by_matrix, lead_address, matrix_rows, place_runs, steps_along
 from .element import kind_of
 from .emission import Emission
-from .emit_barriers import barrier_address
+from .emit_barriers import barrier_address, there
 from .emit_matrix import operand_words, operands_of
 from .moves import load_matrices, offsets_of, packed, read_run, runs_of, unpacked, write_run
 from .shared import SWIZZLES
@@ -169,11 +169,6 @@ def send_shares(
         where = f"[{there(e, address, rank)}+{offsets[start]}]"
         part = registers[start : start + count]
         store_async(e, where, there(e, landing, rank), part, owner)
-
-
-def there(e: Emission, address: str, rank: str) -> str:
-    """An address like this program's own in the program of a rank."""
-    return e.value("mapa.shared::cluster.u32", address, rank)
 
 
 def store_async(

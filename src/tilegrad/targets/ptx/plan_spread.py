@@ -228,7 +228,7 @@ class SpreadPlan:
         elif name == "part":
             start, shape, own = node.attrs["start"], node.attrs["shape"], x.shape
             self._relate(x, node, lambda s: s.part(start, shape))
-            self._relate(node, x, lambda s: s.whole(start, own))
+            self._relate(node, x, lambda s: s.whole(own))
         else:
             self._relate(node, x, lambda s: seen(node, s))
             if name == "reshape":

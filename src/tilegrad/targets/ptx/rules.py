@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -113,6 +113,11 @@ class Machine:
         """The value in a register that may be written again."""
         return Element(self, self.writer.copy(kind_of(x.dtype), x.held), x.dtype)
 
+    def set(self, held: list[Element], values: Iterable[Element], guard: str = "") -> None:
+        """Write what is held again."""
+        for one, value in zip(held, values):
+            self.writer.put(f"mov.{kind_of(one.dtype)}", one.held, value.held, guard=guard)
+
     def repeat(
         self, going: Callable[[Element], Element], step: Callable[[Element], Element], x: Element
     ) -> Element:
@@ -120,7 +125,7 @@ class Machine:
         w, current = self.writer, self._held(x)
         with w.loop("again", "enough") as leave:
             leave("!" + going(current).held)
-            w.put(f"mov.{kind_of(x.dtype)}", current.held, step(current).held)
+            self.set([current], [step(current)])
         return current
 
     def rarely(self, rare: Rare, *inputs: Element) -> Element:
@@ -132,8 +137,7 @@ class Machine:
         held = [self._held(value) for value in values]
         end = w.label(f"near_{rare.name}")
         w.put("bra", end, guard="!" + mask.held)
-        for place, value in zip(held, rare.far(*inputs)):
-            w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held)
+        self.set(held, rare.far(*inputs))
         w.place(end)
         return rare.done(*inputs, *held)
 
@@ -190,9 +194,7 @@ def _mend(
         ]
     values = rare.far(*inputs)
     for turn, mask, registers in zip(turns, masks, held):
-        mine = (Element(m, turn, dtypes.bool_) & mask).held
-        for place, value in zip(registers, values):
-            w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held, guard=mine)
+        m.set(registers, values, (Element(m, turn, dtypes.bool_) & mask).held)
     w.put("add.s32", number, number, "1")
     more = w.value("setp.lt.s32", number, str(len(several)))
     w.put("bra", head, guard=more)

@@ -48,10 +48,6 @@ class Values:
         """A scalar index as a 32-bit register."""
         return self.get(node, SCALAR, int32)[0]
 
-    def index64(self, node: Node) -> str:
-        """A scalar index as a 64-bit register."""
-        return self.get(node, SCALAR, int64)[0]
-
     # ---- access ---------------------------------------------------------------------------
 
     def scalar(self, node: Node) -> str:
