@@ -202,8 +202,7 @@ def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> Registe
         }
         if all(at in place for at in to.registers):
             return [place[at] for at in to.registers]
-    e.shared.leave(registers, own, e.values.dtype(x))
-    return e.shared.take(own.shape, start, to, e.values.dtype(x))
+    return e.shared.exchange(registers, own, to, e.values.dtype(x), start)
 
 
 def stack_rows(e: Emission, node: Node) -> Registers:

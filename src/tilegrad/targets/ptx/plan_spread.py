@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -55,9 +56,9 @@ class Wish:
     """What a class would have of its Spread: where nothing fixes it, these choose."""
 
     size: int = 16  # least bytes of an element that memory sees
-    moved: dict[int, int] = field(default_factory=dict)  # bytes by the size of their elements
+    moved: Counter[int] = field(default_factory=Counter)  # bytes by the size of their elements
     together: int = 0  # most neighbours that move at once as they are aligned; 0 for any number
-    inner: dict[int, int] = field(default_factory=dict)  # axes along which memory is contiguous
+    inner: Counter[int] = field(default_factory=Counter)  # axes along which memory is contiguous
     reduced: set[int] = field(default_factory=set)  # axes that are reduced
     scanned: int = -1  # an axis with a running sum
 
@@ -66,10 +67,8 @@ class Wish:
         self.size = min(self.size, other.size)
         known = [w.together for w in (self, other) if w.moved]
         self.together = 0 if 0 in known else max(known, default=0)
-        for size, bytes_ in other.moved.items():
-            self.moved[size] = self.moved.get(size, 0) + bytes_
-        for axis, votes in other.inner.items():
-            self.inner[axis] = self.inner.get(axis, 0) + votes
+        self.moved.update(other.moved)
+        self.inner.update(other.inner)
         self.reduced |= other.reduced
         self.scanned = max(self.scanned, other.scanned)
 
@@ -89,7 +88,7 @@ class Wish:
         if self.together:
             return self.together
         size = self.size
-        if size < 4 and self.moved.get(4, 0) > sum(b for s, b in self.moved.items() if s < 4):
+        if size < 4 and self.moved[4] > sum(b for s, b in self.moved.items() if s < 4):
             size = 4
         return max(1, 16 // min(size, 16))
 
@@ -252,9 +251,9 @@ class SpreadPlan:
         if node.op.name in ("load", "store"):
             type_ = memory_of(touch.memory)
             strides, far = type_.element_strides(), high(product(type_.shape)) >= NEAR
-            wish.merge(Wish(inner={i: 1 for i, a in enumerate(touch.axes) if strides[a] == 1}))
+            wish.inner.update(i for i, axis in enumerate(touch.axes) if strides[axis] == 1)
             if self._holds(tiles[0]) and type_.scope == "global" and far:
-                bytes_ = {size: size * 8**self.depth}
+                bytes_ = Counter({size: size * 8**self.depth})
                 wish.merge(Wish(moved=bytes_, together=self._together(touch)))
 
     def _together(self, touch: Touch) -> int:

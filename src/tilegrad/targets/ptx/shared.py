@@ -191,16 +191,21 @@ class Shared:
         self.written()
         return get_word(self.w, f"[{base}]", dtype)
 
-    def exchange(self, registers: Registers, own: Spread, to: Spread, dtype: DType) -> Registers:
-        """Move a Tile between Spreads, row-major."""
-        self.leave(registers, own, dtype)
-        return self.take(own.shape, (0,) * len(own.shape), to, dtype)
-
-    def leave(self, registers: Sequence[str], own: Spread, dtype: DType) -> None:
-        """Write a Tile to scratch, row-major."""
+    def exchange(
+        self, registers: Registers, own: Spread, to: Spread, dtype: DType, start: Shape = ()
+    ) -> Registers:
+        """Move a Tile, or a part of it from an index on, between Spreads, row-major."""
         steps = steps_of(own.shape)
+        first = sum(c * s for c, s in zip(start, steps))
         base = self.scratch(dtype.size * steps[0] * own.shape[0])
         self.lay(registers, base, own, steps, dtype)
+        self.written()
+        addresses, runs = self.addresses(base, to, steps, dtype.size, first | 16, first)
+        return [
+            r
+            for at, count in runs
+            for r in read_run(self.w, addresses[at], "ld.shared", dtype, count)
+        ]
 
     def lay(
         self, registers: Sequence[str], base: str, own: Spread, steps: Sequence[int], dtype: DType
@@ -210,19 +215,6 @@ class Shared:
         owner = self.threads.owner(own)
         for at, count in runs:
             write_run(self.w, addresses[at], "st.shared", dtype, registers[at : at + count], owner)
-
-    def take(self, shape: Shape, start: Shape, to: Spread, dtype: DType) -> Registers:
-        """Read a Tile, or a part of it from an index on, from scratch."""
-        steps = steps_of(shape)
-        first = sum(c * s for c, s in zip(start, steps))
-        self.written()
-        base = self.bases[self.key]
-        addresses, runs = self.addresses(base, to, steps, dtype.size, first | 16, first)
-        return [
-            r
-            for at, count in runs
-            for r in read_run(self.w, addresses[at], "ld.shared", dtype, count)
-        ]
 
     def addresses(
         self,
