@@ -17,7 +17,7 @@ from tilegrad.core.errors import InternalError, MemoryLimitError, UserError
 from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.context import Event
 from tilegrad.targets.ptx.driver import Device
-from tilegrad.targets.ptx.launch import FUNCTION_FACTS, launch_config, parameter_memory
+from tilegrad.targets.ptx.launch import launch_config, parameter_memory
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_names_of_the_real_enumerations(bindings) -> None:
     for attribute in context.ATTRIBUTES:
         assert hasattr(bindings.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute.upper()}")
     for kind in (
-        *FUNCTION_FACTS.values(),
+        "SHARED_SIZE_BYTES",
         "MAX_DYNAMIC_SHARED_SIZE_BYTES",
         "NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
     ):

@@ -305,7 +305,7 @@ def test_offsets_beyond_32_bits_are_reached() -> None:
     )
     put(b, 1, b.load(b.parameters[0], (0, 64), (64, 64), (0, 1)))
     text, _ = emit(b.finish((1,), warps=4), "far", H200)
-    assert "mad.lo.s64" in text
+    assert "mad.wide.s32" in text
     assert not any(len(word) > 9 for word in text.replace("]", "+").split("+") if word.isdigit())
 
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...core.dtype import DType, int32
+from ...core.dtype import DType, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size
@@ -51,15 +51,14 @@ def apart(node: Node) -> tuple[Node | None, int]:
 
 def load_form(memory: Node) -> str:
     """How an element is loaded."""
-    type_ = memory_of(memory)
-    if type_.scope != "global":
-        return "ld.shared"
-    return "ld.global.nc" if type_.use == "constant" else "ld.global"
+    space = space_of(memory)
+    constant = space == "global" and memory_of(memory).use == "constant"
+    return "ld.global.nc" if constant else f"ld.{space}"
 
 
-def store_form(memory: Node) -> str:
-    """How an element is stored."""
-    return "st.global" if memory_of(memory).scope == "global" else "st.shared"
+def space_of(memory: Node) -> str:
+    """Which memory of the machine an element lies in."""
+    return "global" if memory_of(memory).scope == "global" else "shared"
 
 
 def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str:
@@ -67,8 +66,7 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
     size, pointer = memory.dtype.size, e.pointers[memory]
     if memory_of(memory).scope != "global":
         return e.mad(convert(e, dtype, int32, offset), size, pointer)
-    form = "mad.wide.s32" if dtype is int32 else "mad.lo.s64"
-    return e.value(form, offset, str(size), pointer)
+    return further(e, pointer, offset, 1, size, dtype)
 
 
 def addresses_of(e: Emission, touch: Touch, spread: Spread) -> tuple[list[str], list[Run]]:
@@ -104,19 +102,33 @@ def lead_address(e: Emission, touch: Touch, start: str = "") -> str:
 # ---- in 64 bits ---------------------------------------------------------------------------------
 
 
+def further(
+    e: Emission, address: str, index: str, stride: Size, size: int, dtype: DType = int32
+) -> str:
+    """An address some elements of `size` bytes on, which stand a stride apart."""
+    if isinstance(stride, int) and dtype is int32 and stride * size < FAR:
+        return e.value("mad.wide.s32", index, str(stride * size), address)
+    wide = convert(e, dtype, int64, index)
+    return e.value("mad.lo.s64", wide, _step64(e, stride, size), address)
+
+
+def _step64(e: Emission, stride: Size, size: int) -> str:
+    """Bytes of a stride: a literal, or in a register where it depends on Symbols."""
+    if isinstance(stride, int):
+        return str(stride * size)
+    return e.memo.once(
+        ("step", stride, size),
+        lambda: e.value("mul.lo.s64", e.values.size64(stride), str(size)),
+    )
+
+
 def uniform_address(e: Emission, memory: Node, index: Sequence[Node | None]) -> str:
     """The 64-bit address of an index, the same in all threads."""
     type_, values, address = memory_of(memory), e.values, e.pointers[memory]
     for node, stride in zip(index, type_.element_strides()):
-        if node is None or e.bounds.range(node) == (0, 0):
-            continue
-        bytes_ = stride * type_.dtype.size if isinstance(stride, int) else 0
-        if values.dtype(node) is int32 and 0 < bytes_ < FAR:
-            form, at, step = "mad.wide.s32", values.scalar(node), str(bytes_)
-        else:
-            form, at = "mad.lo.s64", values.index64(node)
-            step = _step64(e, stride, type_.dtype.size)
-        address = e.value(form, at, step, address)
+        if node is not None and e.bounds.range(node) != (0, 0):
+            at, dtype = values.scalar(node), values.dtype(node)
+            address = further(e, address, at, stride, type_.dtype.size, dtype)
     return address
 
 
@@ -137,16 +149,6 @@ def _based_address(e: Emission, touch: Touch, own: str) -> tuple[str, int]:
 
     key = ("address", memory, tuple(n for n, _ in parts), own, far)
     return e.memo.once(key, make), constant - far
-
-
-def _step64(e: Emission, stride: Size, size: int) -> str:
-    """Bytes of a stride: a literal, or in a register where it depends on Symbols."""
-    if isinstance(stride, int):
-        return str(stride * size)
-    return e.memo.once(
-        ("step", stride, size),
-        lambda: e.value("mul.lo.s64", e.values.size64(stride), str(size)),
-    )
 
 
 def _global_addresses(
@@ -180,14 +182,13 @@ def _far_address(
 ) -> str:
     """Add coordinates along axes of long or symbolic strides."""
     for axis, coordinate in far:
-        part = e.threads.part(spread.fields, axis)
-        if part is None and not coordinate:
-            continue
-        if part is None:
-            place = e.copy("b64", coordinate)
-        else:
-            place = e.value("cvt.s64.s32", e.add(part, coordinate) if coordinate else part)
-        address = e.value("mad.lo.s64", place, _step64(e, strides[axis], size), address)
+        part = e.threads.part(spread, axis)
+        if part:
+            index = e.add(part, coordinate) if coordinate else part
+            address = further(e, address, index, strides[axis], size)
+        elif coordinate:
+            index = e.copy("b64", coordinate)
+            address = further(e, address, index, strides[axis], size, int64)
     return address
 
 
@@ -221,33 +222,43 @@ def lie_of(type_: Memory) -> Lie:
     return Lie(swizzle or columns * type_.dtype.size, rows, swizzle // PIECE)
 
 
+def first_row(touch: Touch) -> int:
+    """The row at which what is moved of a place begins, a multiple of 8."""
+    row = touch.index[touch.axes[0]] if touch.axes else 0
+    assert isinstance(row, int)
+    return row
+
+
 def place_runs(e: Emission, touch: Touch, spread: Spread, start: str = "") -> list[PlaceRun]:
     """The runs of a Tile in a shared place."""
     type_ = memory_of(touch.memory)
     base = lead_address(e, touch, start)
     if type_.layout == "held":
-        return _held_runs(e, touch.memory, base, spread)
+        return _held_runs(e, touch, base, spread)
     if SWIZZLES[type_.layout]:
-        return _swizzled_runs(e, type_, base, spread)
+        return _swizzled_runs(e, touch, base, spread)
     steps = steps_along(touch)
-    addresses, runs = e.shared.addresses(base, spread, steps, type_.dtype.size, 16)
+    first = first_row(touch) * steps[0] if steps else 0
+    addresses, runs = e.shared.addresses(base, spread, steps, type_.dtype.size, first | 16, first)
     return [(addresses[at], at, count) for at, count in runs]
 
 
-def _held_runs(e: Emission, place: Node, base: str, spread: Spread) -> list[PlaceRun]:
+def _held_runs(e: Emission, touch: Touch, base: str, spread: Spread) -> list[PlaceRun]:
     """Runs of 16 bytes of each thread, side by side: no bank is wanted twice."""
-    count, size, threads = len(spread.registers), place.dtype.size, e.threads.count
+    place, threads = touch.memory, e.threads.count
+    count, size = len(spread.registers), place.dtype.size
     known = e.placed.spreads.setdefault(place, spread)
-    if known != spread or spread.copies(threads) or count * size % PIECE:
+    if first_row(touch) or known != spread or spread.copies(threads) or count * size % PIECE:
         raise InternalError("ptx.emit", f"{place!r} is held as {known}, and as {spread}")
     own, each = e.mad(e.threads.number, PIECE, base), PIECE // size
     return [(f"[{own}+{at * size * threads}]", at, each) for at in range(0, count, each)]
 
 
-def _swizzled_runs(e: Emission, type_: Memory, base: str, spread: Spread) -> list[PlaceRun]:
+def _swizzled_runs(e: Emission, touch: Touch, base: str, spread: Spread) -> list[PlaceRun]:
     """Runs in a swizzled place: the piece of a column is exchanged by the row. One address a
     thread does where registers only add and exchange."""
-    size, lie = type_.dtype.size, lie_of(type_)
+    size, lie = touch.memory.dtype.size, lie_of(memory_of(touch.memory))
+    first = first_row(touch)
     runs = runs_of(spread, [lie.block // size, 1], PIECE, size)
     starts = [spread.registers[start] for start, _ in runs]
     reach = [0, 0]
@@ -257,7 +268,7 @@ def _swizzled_runs(e: Emission, type_: Memory, base: str, spread: Spread) -> lis
     whole = all(c * size % PIECE == 0 for _, c in starts)
 
     def offset(r: int = 0, c: int = 0) -> str:
-        parts = [e.threads.part(spread.fields, a) or e.threads.constant(0) for a in (0, 1)]
+        parts = [e.threads.part(spread, a) or e.threads.constant(0) for a in (0, 1)]
         row, column = (e.add(x, by) if by else x for x, by in zip(parts, (r, c)))
         bytes_ = e.mul(column, size)
         piece = e.shr(bytes_, 4)
@@ -266,12 +277,12 @@ def _swizzled_runs(e: Emission, type_: Memory, base: str, spread: Spread) -> lis
 
     if not apart or not whole or not _disjoint(spread) or size > PIECE:
         return [
-            (f"[{e.add(base, offset(r, c))}+0]", start, count)
+            (f"[{e.add(base, offset(r, c))}+{first * lie.span}]", start, count)
             for (start, count), (r, c) in zip(runs, starts)
         ]
     own = e.memo.once(("run", e.threads.number, spread.fields, lie, size), offset)
     near = Exchanged(e, e.add(base, own), lie)
-    return [(near.at(r, c * size), *run) for run, (r, c) in zip(runs, starts)]
+    return [(near.at(first + r, c * size), *run) for run, (r, c) in zip(runs, starts)]
 
 
 def piece_offset(e: Emission, row: str, piece: str, lie: Lie) -> str:
@@ -330,34 +341,18 @@ def by_matrix(e: Emission, place: Node, spread: Spread) -> bool:
     )
 
 
-def matrix_rows(
-    e: Emission, touch: Touch, spread: Spread, begin: str = ""
-) -> list[tuple[str, int]]:
+def matrix_rows(e: Emission, touch: Touch, spread: Spread) -> list[tuple[str, int]]:
     """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
-    threads, type_ = e.threads, memory_of(touch.memory)
-    columns, (span, rows, _) = spread.shape[1], lie_of(type_)
-    base = lead_address(e, touch, begin)
-    warp, lane = e.shr(threads.number, 5), threads.bits(0, 5)
-    row = e.mad(warp, 16, e.mask(lane, 15))
-    turn = e.mask(lane, 7)
-    if span == 64:
-        turn = e.value("bfe.u32", lane, "1", "2")
-    half = e.shr(lane, 4)
-    start = e.mad(row, span, base)
-    pieces = [e.mad(e.xor(e.add(half, 2 * j), turn), PIECE, start) for j in range(span // 32)]
-    per_block = columns // 2
-    found = []
-    for block in range(len(spread.registers) // per_block):
-        for j in range(columns // 16):
-            wide, piece = divmod(j, len(pieces))
-            offset = wide * rows * span + block * (threads.count // 2) * span
-            found.append((f"[{pieces[piece]}+{offset}]", block * per_block + 8 * j))
-    return found
+    threads, lie = e.threads, lie_of(memory_of(touch.memory))
 
+    def make() -> str:
+        lane = threads.bits(0, 5)
+        row = e.mad(e.shr(threads.number, 5), 16, e.mask(lane, 15))
+        return piece_offset(e, row, e.shr(lane, 4), lie)
 
-def row_address(e: Emission, place: Node, row: int) -> str:
-    """Where a place begins, as if its first rows were not there."""
-    type_ = memory_of(place)
-    if type_.layout == "held":
-        raise InternalError("ptx.emit", f"no rows from {row} on are read of {place!r}")
-    return e.add(e.pointers[place], row * lie_of(type_).span)
+    own = e.memo.once(("matrix rows", threads.number, lie), make)
+    near = Exchanged(e, e.add(lead_address(e, touch), own), lie)
+    first, across = first_row(touch), range(spread.shape[1] // 16)
+    down = range(first, first + spread.shape[0], threads.count // 2)
+    blocks = [near.at(row, 2 * PIECE * column) for row in down for column in across]
+    return [(where, 8 * number) for number, where in enumerate(blocks)]

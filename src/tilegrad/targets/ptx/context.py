@@ -23,7 +23,9 @@ from ...core.lock import new_lock
 from ...runtime import device as runtime
 from ...runtime.fault import FaultWords
 from .cuda_api import api, available, call
-from .memory import Pool, Staging, mapped_words
+from .memory import Pool, Staging
+
+MAPPED = 3  # of cuMemHostAlloc: every context sees it, and so do kernels
 
 # What `Context.attributes` holds: attributes of the driver by their names in lower case.
 ATTRIBUTES = (
@@ -111,9 +113,12 @@ class Context(runtime.Device):
         self.faults.check()
 
     def _mapped(self, bytes: int) -> np.ndarray[Any, Any]:
-        """Memory of the host that kernels write to, all 0."""
+        """Pinned memory of the host that every context sees and kernels write to, all 0."""
         self.activate()
-        return mapped_words(bytes)
+        address = int(call("cuMemHostAlloc", bytes, MAPPED))
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * bytes).from_address(address))
+        memory[:] = 0
+        return memory
 
     def copy_bytes(self, target: int, source: int, bytes: int, stream: Any = None) -> None:
         """Copy between addresses of this GPU, on the stream."""
@@ -182,12 +187,11 @@ PARTS = 4
 class Ring:
     """Pinned memory in parts; an event at the end of each says when it may be used again."""
 
-    def __init__(self, device: Context, part: int = PART, parts: int = PARTS) -> None:
-        self.device, self.part, self.parts = device, part, parts
-        self.lock = new_lock()
+    def __init__(self, device: Context) -> None:
+        self.device, self.lock = device, new_lock()
         device.activate()
-        self.base = int(call("cuMemHostAlloc", part * parts, 0))
-        self.events: list[Event | None] = [None] * parts
+        self.base = int(call("cuMemHostAlloc", PART * PARTS, 0))
+        self.events: list[Event | None] = [None] * PARTS
         self.turn = self.used = 0
 
     def write(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
@@ -196,7 +200,7 @@ class Ring:
         if not bytes:
             return
         self.device.activate()
-        if bytes > self.part:
+        if bytes > PART:
             self.device.staging.upload(pointer, array.ctypes.data, bytes, self.device.stream)
             return
         with self.lock:
@@ -205,14 +209,14 @@ class Ring:
             call("cuMemcpyHtoDAsync", pointer, place, bytes, self.device.stream)
 
     def _place(self, bytes: int) -> int:
-        if self.used + bytes > self.part:
+        if self.used + bytes > PART:
             event = self.events[self.turn] or Event(self.device, timing=False)
             self.events[self.turn] = event.record()
-            self.turn, self.used = (self.turn + 1) % self.parts, 0
+            self.turn, self.used = (self.turn + 1) % PARTS, 0
             before = self.events[self.turn]
             if before is not None:
                 before.synchronize()
-        place = self.base + self.turn * self.part + self.used
+        place = self.base + self.turn * PART + self.used
         self.used += -(-bytes // 64) * 64
         return place
 

@@ -52,7 +52,7 @@ class Emission(Writer):
         self.values = Values(self.bounds, self.plan, self.shared)
         self.placed = Placed()
         self.pointers: dict[Node, str] = {}  # global address (b64) or shared address (b32)
-        self.results: dict[Node, list[list[str]]] = {}  # of loops and branches
+        self.results: dict[Node, dict[int, list[str]]] = {}  # of loops and branches
         self.sites: dict[Node, int] = {}  # numbers of conditions
         self.fault = ""  # where the number of one that fails is left
 

@@ -241,11 +241,15 @@ class Carried:
     like: Node
     registers: Registers
     kind: str
-    paired: bool = False
+    paired: bool
 
     def packed(self, w: Writer, registers: Registers) -> Registers:
         """A value as it is carried."""
         return packed(w, registers, self.like.dtype) if self.paired else registers
+
+    def take(self, e: Emission, value: Node) -> None:
+        """Set it to a value."""
+        e.move(self.registers, self.packed(e, given_to(e, value, self.like)), self.kind)
 
     def held(self, w: Writer) -> Registers:
         """A carried value as it is held."""
@@ -259,13 +263,16 @@ def loop(e: Emission, node: Node) -> None:
     index, *carries = node.blocks[0].arguments
     dtype = e.values.dtype(index)
     start, stop = (e.values.get(i, SCALAR, dtype)[0] for i in node.inputs[:2])
-    carried = [_carried(e, argument, given) for argument, given in zip(carries, node.inputs[2:])]
+    kept = []
+    for argument, given in zip(carries, node.inputs[2:]):
+        kept.append(carried(e, argument))
+        kept[-1].take(e, given)
     counter, times = e.copy(kind_of(dtype), start), copies(e, node)
     if times > 1:
         limit = e.value(f"sub.{type_of(dtype)}", stop, str((times - 1) * node.attrs["step"]))
-        turns(e, node, carried, counter, limit, times)
-    turns(e, node, carried, counter, stop, 1)
-    e.results[node] = [one.held(e) for one in carried]
+        turns(e, node, kept, counter, limit, times)
+    turns(e, node, kept, counter, stop, 1)
+    e.results[node] = {number: one.held(e) for number, one in enumerate(kept)}
 
 
 def copies(e: Emission, node: Node) -> int:
@@ -276,15 +283,13 @@ def copies(e: Emission, node: Node) -> int:
     return times if small and plain and e.threads.role < 0 else 1
 
 
-def _carried(e: Emission, argument: Node, given: Node) -> Carried:
-    """Registers for what a loop carries, set to what it starts with."""
-    count = len(e.plan.spread(argument).registers)
-    one = Carried(argument, [], kind_of(e.values.dtype(argument)))
-    if argument.dtype.size == 2 and count % 2 == 0:
-        one.paired, one.kind, count = True, "b32", count // 2
-    one.registers = several(e, one.kind, count)
-    e.move(one.registers, one.packed(e, given_to(e, given, argument)), one.kind)
-    return one
+def carried(e: Emission, like: Node) -> Carried:
+    """Registers for what a loop carries or a branch gives."""
+    kind, count = kind_of(e.values.dtype(like)), len(e.plan.spread(like).registers)
+    paired = like.dtype.size == 2 and count % 2 == 0
+    if paired:
+        kind, count = "b32", count // 2
+    return Carried(like, several(e, kind, count), kind, paired)
 
 
 def given_to(e: Emission, value: Node, like: Node) -> Registers:
@@ -345,29 +350,23 @@ def branch(e: Emission, node: Node) -> None:
     """One Block or the other."""
     hazards = e.shared.hazards
     otherwise, done = e.label("else"), e.label("end")
-    results: list[Carried] = []
     gets = {n.attrs["index"]: n for n in e.nodes if n.op.name == "get" and n.inputs[0] is node}
-    for number, value in enumerate(node.blocks[0].results):
-        sample = gets.get(number, value)
-        kind = kind_of(e.values.dtype(sample))
-        count = len(e.plan.spread(sample).registers) if not e.plan.free(sample) else 0
-        results.append(Carried(sample, several(e, kind, count), kind))
+    results = {number: carried(e, like) for number, like in gets.items()}
     e.put("bra.uni", otherwise, guard=f"!{e.values.scalar(node.inputs[0])}")
     before, after = hazards.state(), []
-    for number, block in enumerate(node.blocks):
+    for block in node.blocks:
         hazards.join(before)
         with e.memo.inside():
             e.block(block)
-            for one, value in zip(results, block.results):
-                if one.registers:
-                    e.move(one.registers, given_to(e, value, one.like), one.kind)
+            for number, one in results.items():
+                one.take(e, block.results[number])
         after.append(hazards.state())
-        if number == 0:
+        if block is node.blocks[0]:
             e.put("bra.uni", done)
             e.place(otherwise)
     e.place(done)
     hazards.join(*after)
-    e.results[node] = [one.registers for one in results]
+    e.results[node] = {number: one.held(e) for number, one in results.items()}
 
 
 # Ops that are one instruction, on the numbers that they have as attrs.

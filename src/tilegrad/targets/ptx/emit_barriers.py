@@ -58,10 +58,14 @@ def arrive(e: Emission, node: Node) -> None:
 def arrive_remote(e: Emission, node: Node) -> None:
     """At the barrier of another program of the cluster."""
     address = barrier_address(e, *node.inputs[:2])
-    rank = e.values.index32(node.inputs[2])
-    remote = e.value("mapa.shared::cluster.u32", address, rank)
+    remote = there(e, address, e.values.index32(node.inputs[2]))
     guard = e.threads.one_lane()
     e.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]", guard=guard)
+
+
+def there(e: Emission, address: str, rank: str) -> str:
+    """An address like this program's own in the program of a rank."""
+    return e.value("mapa.shared::cluster.u32", address, rank)
 
 
 def expect(e: Emission, node: Node) -> None:
@@ -115,9 +119,8 @@ def cluster_meets(e: Emission) -> None:
 # ---- counts -------------------------------------------------------------------------------------
 
 
-def start_barriers(e: Emission, roles: list[tuple[Node, bool]]) -> None:
-    """One thread sets the counts of all barriers; then the block meets. A role comes with whether
-    one thread runs it."""
+def start_barriers(e: Emission, roles: Sequence[Node]) -> None:
+    """One thread sets the counts of all barriers; then the block meets."""
     placed, cluster = e.placed, e.body.notes.get("cluster")
     if not placed.barriers and not placed.maps and not cluster:
         return
@@ -140,10 +143,11 @@ def start_barriers(e: Emission, roles: list[tuple[Node, bool]]) -> None:
         e.put("bar.sync", "0")
 
 
-def barrier_factors(roles: list[tuple[Node, bool]], alone: set[Node]) -> dict[Node, int]:
+def barrier_factors(roles: Sequence[Node], alone: set[Node]) -> dict[Node, int]:
     """For each barrier, how many arrivals of the machine one of the Body's stands for."""
     found: dict[Node, int] = {}
-    for role, single in roles:
+    for role in roles:
+        single = one_thread(role)
         for node in role.blocks[0].find("arrive", "expect", "arrive_remote"):
             one = single or node.op.name == "expect"
             factor = 1 if one else role.attrs["warps"] * (32 if node in alone else 1)
@@ -237,10 +241,10 @@ def dependent(e: Emission) -> bool:
     return e.overlaps and e.has("grid_dependency_wait")
 
 
-def roles(e: Emission, nodes: list[Node]) -> None:
+def roles(e: Emission, nodes: Sequence[Node]) -> None:
     """Barriers are made ready; then every role is an arm of one branch over the warps."""
     threads = e.threads
-    start_barriers(e, [(node, one_thread(node)) for node in nodes])
+    start_barriers(e, nodes)
     whole, count = threads.number, threads.count
     warp = threads.alike(e.shr(whole, 5))
     join, first = e.label("join"), 0

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.dtype import DType, bfloat16
+from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...ir.node import Node
 from . import rules
 from .element import convert, kind_of
 from .emission import Emission
+from .emit_matrix import lane_piece, sync_form
 from .moves import load_matrices, read_run, runs_of
 from .plan_spread import by_matrix, dot_spread, warp_grid
 from .spread import Spread, accumulator_80
@@ -76,8 +77,7 @@ def take_turn(e: Emission, node: Node, bytes_: int) -> str:
 
 def lay(e: Emission, x: Node, dtype: DType, base: str, free_turn: bool, right: bool) -> Laid:
     """Write an operand to shared memory, along the axis its registers run along."""
-    own = e.values.spread_of(x)
-    registers = e.values.get(x, own, dtype)
+    own, registers = e.values.own(x, dtype)
     rows, columns = x.shape
     ways = []
     for turned in (False, True) if free_turn else (False,):
@@ -106,8 +106,7 @@ def by_warps(
     down, across = warp_grid(rows, columns, warps, whole_rows)
     high, wide = rows // down, columns // across
     held = [e.copy("b32", r) for r in totals]
-    name = "bf16" if node.inputs[0].dtype is bfloat16 else "f16"
-    form = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32"
+    form = sync_form(node.inputs[0].dtype)
     first_row = warp_start(e, 5 + across.bit_length() - 1, down, high)
     first_column = warp_start(e, 5, across, wide)
     if isinstance(left, Laid):
@@ -173,15 +172,8 @@ def matrix_start(e: Emission, laid: Laid, first: str, right: bool) -> str:
     Matrices come in the order (0, 0), (8 along the result, 0), (0, 8 along k), (8, 8) for
     the left operand, and along k first for the right one.
     """
-    lane = e.threads.bits(0, 5)
-    row = e.mask(lane, 7)
-    low = e.mask(e.shr(lane, 3), 1)
-    high = e.shr(lane, 4)
-    along_result, along_k = (high, low) if right else (low, high)
-    down, across = (along_k, along_result) if laid.k_rows else (along_result, along_k)
-    row = e.mad(down, 8, row)
-    address = e.mad(row, laid.stride, laid.base)
-    address = e.mad(across, 16, address)
+    row, piece = lane_piece(e, (right, (1, 1)), laid.k_rows)
+    address = e.mad(piece, 16, e.mad(row, laid.stride, laid.base))
     return e.mad(first, 2 if laid.k_rows else laid.stride, address) if first else address
 
 
@@ -200,10 +192,10 @@ def by_threads(
     """Each thread multiplies its rows by its columns."""
     kind = kind_of(dtype)
     held = {at: e.copy(kind, r) for at, r in zip(to.registers, totals)}
-    row, column = (e.threads.part(to.fields, axis) for axis in (0, 1))
-    if row is not None:
+    row, column = (e.threads.part(to, axis) for axis in (0, 1))
+    if row:
         left.base = e.mad(row, left.stride, left.base)
-    if column is not None:
+    if column:
         right.base = e.mad(column, dtype.size, right.base)
     many = max(1, min(k, 16 // dtype.size))
     if len(held) * k <= UNROLLED:

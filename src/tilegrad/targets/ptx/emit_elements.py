@@ -13,12 +13,12 @@ import math
 
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...tile.row import memory_of, touch_of
-from .addresses import element_address, load_form, store_form
+from ...tile.row import touch_of
+from .addresses import element_address, load_form, space_of
 from .element import kind_of
 from .emission import Emission
 from .emit_memory import access
-from .moves import get_word, offsets_of, put_word, read_run, write_run
+from .moves import offsets_of, read_run, write_run
 from .spread import Spread, blocked, steps_of
 from .write import Registers
 
@@ -81,7 +81,7 @@ def scatter(e: Emission, node: Node) -> None:
         guards = last_of_equal(e, spread, offsets, guards)
     for register, (at, _), guard in zip(registers, elements, guards):
         where = address_at(e, node, at)
-        write_run(e, where, store_form(memory), memory.dtype, [register], guard)
+        write_run(e, where, f"st.{space_of(memory)}", memory.dtype, [register], guard)
 
 
 def differ(e: Emission, offset: Node) -> bool:
@@ -124,7 +124,8 @@ def search(e: Emission, base: str, place: str, count: int, at: str) -> str:
     alone = e.test("ge.s64", at, 0)
     never = e.test("ne.s32", e.threads.constant(0), 0)
     address = e.mad(place, 8, base)
-    with e.until(("look", "looked"), "bra", "ge.s32", place, str(count)):
+    with e.loop("look", "looked") as leave:
+        leave(e.test("ge.s32", place, count))
         same = e.test("eq.s64", e.value("ld.shared.b64", f"[{address}]"), at)
         e.move([alone], [never], "pred", same)
         e.put("add.s32", address, address, "8")
@@ -144,8 +145,7 @@ def atomic_add(e: Emission, node: Node) -> Registers:
     spread = e.plan.spread(node)
     registers = values.get(value, spread, dtype)
     elements = elements_of(e, node, spread)
-    space = "global" if memory_of(memory).scope == "global" else "shared"
-    form = f"atom.relaxed.gpu.{space}.add.{ATOMS[dtype.name]}"
+    form = f"atom.relaxed.gpu.{space_of(memory)}.add.{ATOMS[dtype.name]}"
     kind, owner, found = kind_of(dtype), e.threads.owner(spread), []
     for register, (at, mask) in zip(registers, elements):
         where = address_at(e, node, at)
@@ -155,7 +155,4 @@ def atomic_add(e: Emission, node: Node) -> Registers:
         return found
     if spread.shape:
         return e.shared.exchange(found, spread, spread, dtype)
-    base = e.shared.scratch(8)
-    put_word(e, f"[{base}]", found[0], dtype, owner)
-    e.shared.written()
-    return [get_word(e, f"[{base}]", dtype)]
+    return [e.shared.tell([(found[0], owner)], dtype)]

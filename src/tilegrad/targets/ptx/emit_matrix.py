@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, int32
+from ...core.dtype import DType, bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...tile.placed import apart, kept_words
@@ -32,7 +32,6 @@ WGMMA_TYPES = {
     float8_e5m2: ("e5m2", 32),
     int8: ("s8", 32),
 }
-MATRIX_TYPES = {bfloat16: "bf16", float16: "f16"}
 DEPTH = 16  # of one mma.sync
 Side = tuple[bool, tuple[int, int]]  # of an operand of mma.sync: whether right, the grid of warps
 
@@ -121,7 +120,7 @@ def operand_words(e: Emission, node: Node) -> list[str]:
     right, warps = operands_of(e)[node]
     rows, depth = node.shape
     blocks, odd = divmod(rows, 16 * warps[right])
-    if odd or depth != DEPTH or node.dtype not in MATRIX_TYPES:
+    if odd or depth != DEPTH or node.dtype not in (bfloat16, float16):
         raise InternalError("ptx.emit", f"{node.type} is no operand of {warps} warps")
     return several(e, "b32", 4 * blocks)
 
@@ -187,21 +186,24 @@ def load_bytes(e: Emission, node: Node) -> None:
 
 def lane_start(e: Emission, side: Side, lie: Lie, k_rows: bool) -> str:
     """The offset of the row that this lane gives to ldmatrix for the warp's first block."""
-    right, warps = side
 
     def make() -> str:
-        lane = e.threads.bits(0, 5)
-        low = e.mask(e.shr(lane, 3), 1)
-        high = e.shr(lane, 4)
-        along, deep = (high, low) if right else (low, high)
-        if warps[right] > 1:  # this warp's place along the operand's side of the grid
-            shift = 5 if right else 5 + warps[1].bit_length() - 1
-            along = e.mad(e.threads.bits(shift, warps[right].bit_length() - 1), 2, along)
-        down, piece = (deep, along) if k_rows else (along, deep)
-        row = e.mad(down, 8, e.mask(lane, 7))
-        return piece_offset(e, row, piece, lie)
+        return piece_offset(e, *lane_piece(e, side, k_rows), lie)
 
     return e.memo.once(("lane start", e.threads.number, side, lie, k_rows), make)
+
+
+def lane_piece(e: Emission, side: Side, k_rows: bool) -> tuple[str, str]:
+    """The row, and the piece of it, that this lane gives to ldmatrix."""
+    (right, warps), lane = side, e.threads.bits(0, 5)
+    low = e.mask(e.shr(lane, 3), 1)
+    high = e.shr(lane, 4)
+    along, deep = (high, low) if right else (low, high)
+    if warps[right] > 1:  # this warp's place along the operand's side of the grid
+        shift = 5 if right else 5 + warps[1].bit_length() - 1
+        along = e.mad(e.threads.bits(shift, warps[right].bit_length() - 1), 2, along)
+    down, piece = (deep, along) if k_rows else (along, deep)
+    return e.mad(down, 8, e.mask(lane, 7)), piece
 
 
 def matrix_sync(e: Emission, node: Node) -> None:
@@ -210,13 +212,18 @@ def matrix_sync(e: Emission, node: Node) -> None:
     sums, left, right = (e.placed.registers[x] for x in (total, a, b))
     if e.threads.count != 32 * down * across:
         raise InternalError("ptx.emit", f"{e.threads.count} threads are not {down} x {across}")
-    name = MATRIX_TYPES[b.dtype]
-    form = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32"
+    form = sync_form(b.dtype)
     wide = len(right) // 2
     for i, j in serpentine(len(left) // 4, wide):
         at = (i * wide + j) * 4
         held = braced(sums[at : at + 4])
         e.put(form, held, braced(left[4 * i : 4 * i + 4]), braced(right[2 * j : 2 * j + 2]), held)
+
+
+def sync_form(dtype: DType) -> str:
+    """The product of a warp, of operands of this DType."""
+    name, _ = WGMMA_TYPES[dtype]
+    return f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32"
 
 
 def serpentine(high: int, wide: int) -> Iterator[tuple[int, int]]:

@@ -9,21 +9,20 @@ hold a copy of an element one writes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...core.dtype import DType, float32
+from ...core.dtype import DType, float32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, high
 from ...tile.bounds import Bounds
 from ...tile.row import Touch, memory_of, moved_tile, touch_of
-from .addresses import addresses_of, load_form, store_form, uniform_address
+from .addresses import addresses_of, load_form, space_of, uniform_address
 from .element import kind_of
 from .emission import Emission
 from .moves import Run, read_run, write_run
-from .spread import Spread
+from .spread import SCALAR, Spread
 from .write import Registers, several, vector
 
 READS, WRITES = ("load", "gather", "atomic_add"), ("store", "scatter", "atomic_add")
@@ -101,10 +100,6 @@ class Reached:
         """Whether all runs can move as they are, each under one guard."""
         return self.mask is None or self.whole or all(n == 1 for _, n in self.runs)
 
-    def single(self) -> Reached:
-        """The same element by element."""
-        return replace(self, runs=[(i, 1) for i in range(len(self.addresses))])
-
 
 def reached(e: Emission, touch: Touch, spread: Spread) -> Reached:
     """A box as threads reach it; they meet before where another's access must come first."""
@@ -123,10 +118,8 @@ def load_runs(e: Emission, at: Reached, form: str, dtype: DType) -> Registers:
         return [r for where, n, guard in runs for r in read_run(e, where, form, dtype, n, guard)]
     kind = kind_of(dtype)
     result = several(e, kind, len(at.addresses))
-    with arms(e, at.mask or ()) as otherwise:
-        e.move(result, load_runs(e, replace(at, mask=None), form, dtype), kind)
-        otherwise()
-        e.move(result, load_runs(e, at.single(), form, dtype), kind)
+    for part in arms(e, at):
+        e.move(result, load_runs(e, part, form, dtype), kind)
     return result
 
 
@@ -139,26 +132,21 @@ def store_runs(
             guard = owner if at.mask is None else e.threads.and_guards(at.mask[i], owner)
             write_run(e, at.addresses[i], form, dtype, registers[i : i + n], guard)
         return
-    with arms(e, at.mask or ()) as otherwise:
-        store_runs(e, replace(at, mask=None), form, dtype, registers, owner)
-        otherwise()
-        store_runs(e, at.single(), form, dtype, registers, owner)
+    for part in arms(e, at):
+        store_runs(e, part, form, dtype, registers, owner)
 
 
-@contextmanager
-def arms(e: Emission, mask: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """One arm for threads whose mask holds everywhere, another for the rest."""
-    whole = e.all_of(mask)
+def arms(e: Emission, at: Reached) -> Iterator[Reached]:
+    """What moves in an arm for threads whose mask holds everywhere, then in one for the rest."""
+    whole = e.all_of(at.mask or ())
     apart, done = e.label("apart"), e.label("done")
-
-    def otherwise() -> None:
-        e.memo.scopes[-1].clear()
-        e.put("bra", done)
-        e.place(apart)
-
     e.put("bra", apart, guard=f"!{whole}")
     with e.memo.inside():
-        yield otherwise
+        yield replace(at, mask=None)
+    e.put("bra", done)
+    e.place(apart)
+    with e.memo.inside():
+        yield replace(at, runs=[(i, 1) for i in range(len(at.addresses))])
     e.place(done)
 
 
@@ -200,10 +188,9 @@ def side_by_side(spread: Spread, steps: Sequence[Size]) -> Size:
 def store(e: Emission, node: Node) -> None:
     """A Tile to an index."""
     memory, value = node.inputs[:2]
-    spread = e.values.spread_of(value)
-    registers = e.values.get(value, spread, value.dtype)
+    spread, registers = e.values.own(value, value.dtype)
     found, owner = reached(e, touch_of(node), spread), e.threads.owner(spread)
-    store_runs(e, found, store_form(memory), memory.dtype, registers, owner)
+    store_runs(e, found, f"st.{space_of(memory)}", memory.dtype, registers, owner)
 
 
 def store_add(e: Emission, node: Node) -> None:
@@ -211,8 +198,8 @@ def store_add(e: Emission, node: Node) -> None:
     memory, value = node.inputs[:2]
     if memory.dtype is not float32:
         raise InternalError("ptx.emit", f"no addition of tiles of {memory.dtype}")
-    spread = e.values.spread_of(value)
-    registers, owner = e.values.get(value, spread), e.threads.owner(spread)
+    spread, registers = e.values.own(value)
+    owner = e.threads.owner(spread)
     addresses, runs = addresses_of(e, touch_of(node), spread)
     for at, count in runs:
         form, given = vector("red.relaxed.gpu.global.add", "f32", registers[at : at + count])
@@ -228,7 +215,7 @@ def prefetch(e: Emission, node: Node) -> None:
     guard = e.test("eq.s32", e.threads.number, 0)
     for at, size in zip(index, type_.shape):
         low, most = e.bounds.range(at)
-        wide = e.values.index64(at)
+        (wide,) = e.values.get(at, SCALAR, int64)
         if low < 0:
             guard = and_guards(guard, e.test("ge.s64", wide, 0))
         if not isinstance(size, int) or most >= high(size):

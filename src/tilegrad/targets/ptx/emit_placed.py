@@ -16,10 +16,10 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import product
 from ...tile.row import Touch, memory_of, touch_of
-from .addresses import by_matrix, lead_address, matrix_rows, place_runs, row_address, steps_along
+from .addresses import by_matrix, lead_address, matrix_rows, place_runs, steps_along
 from .element import kind_of
 from .emission import Emission
-from .emit_barriers import barrier_address
+from .emit_barriers import barrier_address, there
 from .emit_matrix import operand_words, operands_of
 from .moves import load_matrices, offsets_of, packed, read_run, runs_of, unpacked, write_run
 from .shared import SWIZZLES
@@ -77,13 +77,12 @@ def read_place(e: Emission, node: Node) -> Registers:
         found = [e.copy(kind, r) for r in e.placed.registers[place]]
         return unpacked(e, found, place.dtype) if paired else found
     spread = e.plan.spread(node)
-    begin = row_address(e, place, node.attrs["rows"][0]) if node.attrs["rows"] else ""
     if by_matrix(e, place, spread):
-        rows = matrix_rows(e, touch, spread, begin)
+        rows = matrix_rows(e, touch, spread)
         return [r for at, _ in rows for r in unpacked(e, load_matrices(e, at), place.dtype)]
     return [
         register
-        for where, _, count in place_runs(e, touch, spread, begin)
+        for where, _, count in place_runs(e, touch, spread)
         for register in read_run(e, where, "ld.shared", place.dtype, count)
     ]
 
@@ -98,8 +97,7 @@ def write_place(e: Emission, node: Node) -> None:
         else:
             e.move(e.placed.registers[place], registers, kind_of(place.dtype))
         return
-    spread = e.values.spread_of(value)
-    registers = e.values.get(value, spread)
+    spread, registers = e.values.own(value)
     if by_matrix(e, place, spread) and e.overlaps:  # sm_80 has no stmatrix
         for where, first in matrix_rows(e, touch, spread):
             words = packed(e, registers[first : first + 8], place.dtype)
@@ -160,7 +158,7 @@ def send_shares(
     base, owner = lead_address(e, touch), e.threads.owner(spread)
     if each & (each - 1) or steps[0] % 4:
         raise InternalError("ptx.emit", f"shares of {each} rows of {steps[0]} elements")
-    row = e.threads.part(spread.fields, 0) or e.threads.constant(0)
+    row = e.threads.part(spread, 0) or e.threads.constant(0)
     bytes_ = [0, *(s * WORD for s in steps[1:])]
     base, offsets = e.threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
     for start, count in runs_of(spread, steps, 16, WORD):
@@ -171,11 +169,6 @@ def send_shares(
         where = f"[{there(e, address, rank)}+{offsets[start]}]"
         part = registers[start : start + count]
         store_async(e, where, there(e, landing, rank), part, owner)
-
-
-def there(e: Emission, address: str, rank: str) -> str:
-    """An address like this program's own in the program of a rank."""
-    return e.value("mapa.shared::cluster.u32", address, rank)
 
 
 def store_async(

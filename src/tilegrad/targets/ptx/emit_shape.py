@@ -169,8 +169,7 @@ def reshape(e: Emission, node: Node) -> Registers:
     try:
         before = seen(node, to)
     except InternalError:
-        own = e.plan.spread(x)
-        registers = e.values.get(x, own)
+        own, registers = e.values.own(x)
         return e.shared.exchange(registers, own.reshape(node.shape), to, e.values.dtype(x))
     return e.values.get(x, before)
 
@@ -191,8 +190,7 @@ def part(e: Emission, node: Node) -> Registers:
 
 def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> Registers:
     """A rectangle of a Tile: by renaming, else through shared memory."""
-    own = e.values.spread_of(x)
-    registers = e.values.get(x, own)
+    own, registers = e.values.own(x)
     try:
         inside = own.part(start, shape)
     except InternalError:
@@ -204,8 +202,7 @@ def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> Registe
         }
         if all(at in place for at in to.registers):
             return [place[at] for at in to.registers]
-    e.shared.leave(registers, own, e.values.dtype(x))
-    return e.shared.take(own.shape, start, to, e.values.dtype(x))
+    return e.shared.exchange(registers, own, to, e.values.dtype(x), start)
 
 
 def stack_rows(e: Emission, node: Node) -> Registers:
@@ -219,17 +216,16 @@ def stack_rows(e: Emission, node: Node) -> Registers:
 
 def pick(e: Emission, x: Node, index: int) -> str:
     """One element of a line, for all threads."""
-    own, dtype = e.values.spread_of(x), e.values.dtype(x)
-    registers = e.values.get(x, own)
+    own, registers = e.values.own(x)
     if not own.fields:
         return registers[own.where[(index,)]]
-    base = e.shared.scratch(8)
-    for at, register in zip(own.registers, registers):
-        mine = e.test("eq.s32", e.threads.part(own.fields, 0) or "", index - at[0])
-        owner = e.threads.owner(own)
-        put_word(e, f"[{base}+0]", register, dtype, e.threads.and_guards(mine, owner))
-    e.shared.written()
-    return get_word(e, f"[{base}+0]", dtype)
+
+    def mine(at: Shape) -> str:
+        here = e.test("eq.s32", e.threads.part(own, 0), index - at[0])
+        return e.threads.and_guards(here, e.threads.owner(own))
+
+    told = ((register, mine(at)) for at, register in zip(own.registers, registers))
+    return e.shared.tell(told, e.values.dtype(x))
 
 
 # ---- running sums -------------------------------------------------------------------------------

@@ -187,12 +187,6 @@ class Prepared:
 PLAIN_SHARED = 48 << 10  # dynamic shared memory that needs no leave
 LOG_BYTES = 16 << 10
 PORTABLE_CLUSTER = 8
-FUNCTION_FACTS = {
-    "threads": "MAX_THREADS_PER_BLOCK",
-    "static_shared_bytes": "SHARED_SIZE_BYTES",
-    "local_bytes": "LOCAL_SIZE_BYTES",
-    "registers": "NUM_REGS",
-}
 
 
 class Module:
@@ -237,30 +231,26 @@ class Module:
 
 
 class Function:
-    """An entry of a module: handle, name and the facts the driver knows of it."""
+    """An entry of a module: handle, name and the shared memory it has of its own."""
 
     def __init__(self, module: Module, name: str) -> None:
         self.module, self.device, self.name = module, module.device, name
         self.device.activate()
         self.handle = call("cuModuleGetFunction", module.handle, name.encode(), during=name)
         call("cuFuncLoad", self.handle, during=name)  # now, not in the middle of a capture
-        self.facts = {fact: self._attribute(kind) for fact, kind in FUNCTION_FACTS.items()}
+        kind = api().CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        self._static = int(call("cuFuncGetAttribute", kind, self.handle, during=name))
         self._shared = PLAIN_SHARED
         self._wide = False
 
     def __repr__(self) -> str:
-        return f"Function({self.name}, {self.facts})"
-
-    def _attribute(self, kind: str) -> int:
-        kinds = api().CUfunction_attribute
-        attribute = getattr(kinds, f"CU_FUNC_ATTRIBUTE_{kind}")
-        return int(call("cuFuncGetAttribute", attribute, self.handle, during=self.name))
+        return f"Function({self.name})"
 
     def allow(self, shared_bytes: int, cluster: Sequence[int] = ()) -> None:
         """Raise the limits of the function as far as a launch needs."""
         kinds = api().CUfunction_attribute
         if shared_bytes > self._shared:
-            static = self.facts["static_shared_bytes"]
+            static = self._static
             limit = self.device.attributes["max_shared_memory_per_block_optin"] - static
             if shared_bytes > limit:
                 raise UserError(

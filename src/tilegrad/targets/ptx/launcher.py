@@ -292,14 +292,12 @@ class LaunchGraph:
             return False
         changed = []
         for number, (new, old) in enumerate(zip(operations, self.operations)):
-            if new.prepared is not old.prepared or new.bytes != old.bytes:
+            if new == old:
+                continue
+            if new.prepared is None or new.prepared is not old.prepared:
                 return False
-            if new.pointers != old.pointers:
-                if new.prepared is None:
-                    return False
-                changed.append(number)
-        for number in changed:
-            operation = operations[number]
+            changed.append((number, new))
+        for number, operation in changed:
             prepared = operation.prepared
             prepared.last = None
             prepared.point(operation.pointers)

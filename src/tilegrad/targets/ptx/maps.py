@@ -136,11 +136,11 @@ def _function() -> Any:
     return found
 
 
-def aligned(bytes: int, alignment: int = ALIGNMENT) -> tuple[Any, int]:
+def aligned(bytes: int) -> tuple[Any, int]:
     """Zeroed host memory, and an address in it that is aligned with `bytes` bytes after it."""
-    memory = ctypes.create_string_buffer(bytes + alignment)
+    memory = ctypes.create_string_buffer(bytes + ALIGNMENT)
     at = ctypes.addressof(memory)
-    return memory, at + -at % alignment
+    return memory, at + -at % ALIGNMENT
 
 
 @lru_cache(maxsize=16384)

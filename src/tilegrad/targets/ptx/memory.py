@@ -13,8 +13,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ...core.lock import new_lock
 from ...runtime import buffer
 from .cuda_api import OUT_OF_MEMORY, api, call, fail
@@ -22,7 +20,6 @@ from .cuda_api import OUT_OF_MEMORY, api, call, fail
 GRANULE = 512
 CHUNK = 8 << 20  # of one staged copy
 SMALL = 16 << 10  # bytes of a copy that needs no staging
-MAPPED = 3  # of cuMemHostAlloc: every context sees it, and so do kernels
 
 
 class Pool(buffer.Pool):
@@ -118,11 +115,3 @@ def _arrive(copy: tuple[int, int, int, Any]) -> None:
     target, address, part, event = copy
     call("cuEventSynchronize", event, during="copy to the host")
     ctypes.memmove(target, address, part)
-
-
-def mapped_words(bytes: int) -> np.ndarray[Any, Any]:
-    """Pinned memory of the host that every context sees and kernels write to, all 0."""
-    address = int(call("cuMemHostAlloc", bytes, MAPPED))
-    memory = np.ctypeslib.as_array((ctypes.c_uint8 * bytes).from_address(address))
-    memory[:] = 0
-    return memory

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -55,9 +56,9 @@ class Wish:
     """What a class would have of its Spread: where nothing fixes it, these choose."""
 
     size: int = 16  # least bytes of an element that memory sees
-    moved: dict[int, int] = field(default_factory=dict)  # bytes by the size of their elements
+    moved: Counter[int] = field(default_factory=Counter)  # bytes by the size of their elements
     together: int = 0  # most neighbours that move at once as they are aligned; 0 for any number
-    inner: dict[int, int] = field(default_factory=dict)  # axes along which memory is contiguous
+    inner: Counter[int] = field(default_factory=Counter)  # axes along which memory is contiguous
     reduced: set[int] = field(default_factory=set)  # axes that are reduced
     scanned: int = -1  # an axis with a running sum
 
@@ -66,10 +67,8 @@ class Wish:
         self.size = min(self.size, other.size)
         known = [w.together for w in (self, other) if w.moved or w.together]
         self.together = 0 if 0 in known else max(known, default=0)
-        for size, bytes_ in other.moved.items():
-            self.moved[size] = self.moved.get(size, 0) + bytes_
-        for axis, votes in other.inner.items():
-            self.inner[axis] = self.inner.get(axis, 0) + votes
+        self.moved.update(other.moved)
+        self.inner.update(other.inner)
         self.reduced |= other.reduced
         self.scanned = max(self.scanned, other.scanned)
 
@@ -89,15 +88,9 @@ class Wish:
         if self.together:
             return self.together
         size = self.size
-        if size < 4 and self.moved.get(4, 0) > sum(b for s, b in self.moved.items() if s < 4):
+        if size < 4 and self.moved[4] > sum(b for s, b in self.moved.items() if s < 4):
             size = 4
         return max(1, 16 // min(size, 16))
-
-
-def far(memory: Node) -> bool:
-    """Whether a Memory is too large to stay near the threads."""
-    type_ = memory_of(memory)
-    return type_.scope == "global" and high(product(type_.shape)) >= NEAR
 
 
 class SpreadPlan:
@@ -111,7 +104,7 @@ class SpreadPlan:
         self.relations: list[Relation] = []
         self.wishes: dict[Node, Wish] = {}
         self.dots: list[Node] = []
-        self._free: dict[Node, bool] = {}
+        self._free: set[Node] = set()
         self.late: set[Node] = set()  # stacks, and what is seen of them
         self.depth = 0  # of loops
         self._walk(body.block, warps)
@@ -121,7 +114,7 @@ class SpreadPlan:
 
     def free(self, node: Node) -> bool:
         """Whether the value is made again wherever it is wanted."""
-        return self._free.get(node, False)
+        return node in self._free
 
     def spread(self, node: Node) -> Spread:
         """How a Tile (or a place in registers) is held."""
@@ -189,7 +182,7 @@ class SpreadPlan:
                 and all(i.shape == () or self.free(i) for i in node.inputs)
             )
         ):
-            self._free[node] = True
+            self._free.add(node)
             return
         if self._holds(node):
             self.parent.setdefault(node, node)
@@ -234,7 +227,7 @@ class SpreadPlan:
         elif name == "part":
             start, shape, own = node.attrs["start"], node.attrs["shape"], x.shape
             self._relate(x, node, lambda s: s.part(start, shape))
-            self._relate(node, x, lambda s: s.whole(start, own))
+            self._relate(node, x, lambda s: s.whole(own))
         else:
             self._relate(node, x, lambda s: seen(node, s))
             if name == "reshape":
@@ -256,10 +249,11 @@ class SpreadPlan:
         size, wish = max(1, touch.memory.dtype.size), self._wish(held)
         wish.merge(Wish(size))
         if node.op.name in ("load", "store"):
-            strides = memory_of(touch.memory).element_strides()
-            wish.merge(Wish(inner={i: 1 for i, a in enumerate(touch.axes) if strides[a] == 1}))
-            if self._holds(tiles[0]) and far(touch.memory):
-                bytes_ = {size: size * 8**self.depth}
+            type_ = memory_of(touch.memory)
+            strides, far = type_.element_strides(), high(product(type_.shape)) >= NEAR
+            wish.inner.update(i for i, axis in enumerate(touch.axes) if strides[axis] == 1)
+            if self._holds(tiles[0]) and type_.scope == "global" and far:
+                bytes_ = Counter({size: size * 8**self.depth})
                 wish.merge(Wish(moved=bytes_, together=self._together(touch)))
 
     def _together(self, touch: Touch) -> int:

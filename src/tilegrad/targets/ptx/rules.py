@@ -12,9 +12,10 @@ table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from ...core import dtype as dtypes
@@ -112,17 +113,19 @@ class Machine:
         """The value in a register that may be written again."""
         return Element(self, self.writer.copy(kind_of(x.dtype), x.held), x.dtype)
 
+    def set(self, held: list[Element], values: Iterable[Element], guard: str = "") -> None:
+        """Write what is held again."""
+        for one, value in zip(held, values):
+            self.writer.put(f"mov.{kind_of(one.dtype)}", one.held, value.held, guard=guard)
+
     def repeat(
         self, going: Callable[[Element], Element], step: Callable[[Element], Element], x: Element
     ) -> Element:
         """A loop of each thread."""
         w, current = self.writer, self._held(x)
-        head, end = w.label("again"), w.label("enough")
-        w.place(head)
-        w.put("bra", end, guard="!" + going(current).held)
-        w.put(f"mov.{kind_of(x.dtype)}", current.held, step(current).held)
-        w.put("bra", head)
-        w.place(end)
+        with w.loop("again", "enough") as leave:
+            leave("!" + going(current).held)
+            self.set([current], [step(current)])
         return current
 
     def rarely(self, rare: Rare, *inputs: Element) -> Element:
@@ -134,8 +137,7 @@ class Machine:
         held = [self._held(value) for value in values]
         end = w.label(f"near_{rare.name}")
         w.put("bra", end, guard="!" + mask.held)
-        for place, value in zip(held, rare.far(*inputs)):
-            w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held)
+        self.set(held, rare.far(*inputs))
         w.place(end)
         return rare.done(*inputs, *held)
 
@@ -177,9 +179,7 @@ def _mend(
 ) -> None:
     """A loop over the elements that puts what is far into the registers held."""
     w = m.writer
-    some = masks[0]
-    for mask in masks[1:]:
-        some = some | mask
+    some = reduce(operator.or_, masks)
     head, end = w.label(f"far_{rare.name}"), w.label(f"near_{rare.name}")
     w.put("bra", end, guard="!" + some.held)
     number = w.value("mov.b32", "0")
@@ -194,9 +194,7 @@ def _mend(
         ]
     values = rare.far(*inputs)
     for turn, mask, registers in zip(turns, masks, held):
-        mine = (Element(m, turn, dtypes.bool_) & mask).held
-        for place, value in zip(registers, values):
-            w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held, guard=mine)
+        m.set(registers, values, (Element(m, turn, dtypes.bool_) & mask).held)
     w.put("add.s32", number, number, "1")
     more = w.value("setp.lt.s32", number, str(len(several)))
     w.put("bra", head, guard=more)
@@ -423,7 +421,8 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
     else:
         w.put(f"mov.{kind}", rest, b)
     w.move((base, result), (a, "1"), kind)
-    with w.until(("power", "power_end"), "bra", f"eq.{letter}", rest, "0"):
+    with w.loop("power", "power_end") as leave:
+        leave(test(w, d, "eq", rest, "0"))
         odd = test(w, d, "ne", logic(w, "and", d, rest, "1"), "0")
         w.put(f"mul.lo.{letter}", result, result, base, guard=odd)
         w.put(f"mul.lo.{letter}", base, base, base)

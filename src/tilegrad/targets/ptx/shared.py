@@ -11,27 +11,27 @@ writes it has run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.dtype import DType
 from ...ir.types import Shape
-from .moves import Run, offsets_of, read_run, runs_of, write_run
-from .spread import Field, Spread, steps_of
+from .moves import Run, get_word, offsets_of, put_word, read_run, runs_of, write_run
+from .spread import Spread, steps_of
 from .write import Registers, Writer
 
 SWIZZLES = {"": 0, "held": 0, "swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
-State = tuple[set[Hashable], set[Hashable], list[bool]]
+Accesses = set[tuple[Hashable, bool]]  # of what, and whether it is written
+State = tuple[Accesses, list[bool]]
 
 
 @dataclass
 class Head:
     """What a loop's Block touches before the first barrier that every turn reaches."""
 
-    reads: set[Hashable] = field(default_factory=set)
-    writes: set[Hashable] = field(default_factory=set)
+    touched: Accesses = field(default_factory=set)
     met: bool = False
 
 
@@ -39,45 +39,43 @@ class Head:
 class Hazards:
     """What was read and written since threads last met."""
 
-    reads: set[Hashable] = field(default_factory=set)
-    writes: set[Hashable] = field(default_factory=set)
+    touched: Accesses = field(default_factory=set)
     heads: list[Head] = field(default_factory=list)
 
     def needs(self, what: Hashable, writes: bool) -> bool:
         """Whether threads must meet before an access."""
-        return what in self.writes or (writes and what in self.reads)
+        return (what, True) in self.touched or (writes and (what, False) in self.touched)
 
     def touch(self, what: Hashable, writes: bool) -> None:
         """Note an access."""
-        touched: list[Hazards | Head] = [self, *(head for head in self.heads if not head.met)]
-        for seen in touched:
-            (seen.writes if writes else seen.reads).add(what)
+        self.touched.add((what, writes))
+        for head in self.heads:
+            if not head.met:
+                head.touched.add((what, writes))
 
     def meet(self) -> None:
         """All threads met."""
-        self.reads, self.writes = set(), set()
+        self.touched = set()
         for head in self.heads:
             head.met = True
 
     def state(self) -> State:
         """What to come back to, or to join with."""
-        return set(self.reads), set(self.writes), [h.met for h in self.heads]
+        return set(self.touched), [h.met for h in self.heads]
 
     def join(self, *states: State) -> None:
         """Any of some paths may have led here; one alone is gone back to."""
-        self.reads = set().union(*(s[0] for s in states))
-        self.writes = set().union(*(s[1] for s in states))
+        self.touched = set().union(*(touched for touched, _ in states))
         for number, head in enumerate(self.heads):
-            head.met = all(s[2][number] for s in states)
+            head.met = all(met[number] for _, met in states)
 
     def rename(self, names: Mapping[Hashable, Hashable]) -> None:
         """From here on some things go by other names."""
-        self.reads = {names.get(r, r) for r in self.reads}
-        self.writes = {names.get(w, w) for w in self.writes}
+        self.touched = {(names.get(what, what), writes) for what, writes in self.touched}
 
     def turns(self, head: Head) -> bool:
         """Whether threads must meet before a loop's next turn."""
-        return bool(head.writes & (self.reads | self.writes) or head.reads & self.writes)
+        return any(self.needs(what, writes) for what, writes in head.touched)
 
 
 class Shared:
@@ -185,16 +183,29 @@ class Shared:
 
     # ---- exchanges ------------------------------------------------------------------------
 
-    def exchange(self, registers: Registers, own: Spread, to: Spread, dtype: DType) -> Registers:
-        """Move a Tile between Spreads, row-major."""
-        self.leave(registers, own, dtype)
-        return self.take(own.shape, (0,) * len(own.shape), to, dtype)
+    def tell(self, told: Iterable[tuple[str, str]], dtype: DType) -> str:
+        """The one register, of those under guards, whose guard holds in some thread, for all."""
+        base = self.scratch(8)
+        for register, guard in told:
+            put_word(self.w, f"[{base}]", register, dtype, guard)
+        self.written()
+        return get_word(self.w, f"[{base}]", dtype)
 
-    def leave(self, registers: Sequence[str], own: Spread, dtype: DType) -> None:
-        """Write a Tile to scratch, row-major."""
+    def exchange(
+        self, registers: Registers, own: Spread, to: Spread, dtype: DType, start: Shape = ()
+    ) -> Registers:
+        """Move a Tile, or a part of it from an index on, between Spreads, row-major."""
         steps = steps_of(own.shape)
+        first = sum(c * s for c, s in zip(start, steps))
         base = self.scratch(dtype.size * steps[0] * own.shape[0])
         self.lay(registers, base, own, steps, dtype)
+        self.written()
+        addresses, runs = self.addresses(base, to, steps, dtype.size, first | 16, first)
+        return [
+            r
+            for at, count in runs
+            for r in read_run(self.w, addresses[at], "ld.shared", dtype, count)
+        ]
 
     def lay(
         self, registers: Sequence[str], base: str, own: Spread, steps: Sequence[int], dtype: DType
@@ -204,19 +215,6 @@ class Shared:
         owner = self.threads.owner(own)
         for at, count in runs:
             write_run(self.w, addresses[at], "st.shared", dtype, registers[at : at + count], owner)
-
-    def take(self, shape: Shape, start: Shape, to: Spread, dtype: DType) -> Registers:
-        """Read a Tile, or a part of it from an index on, from scratch."""
-        steps = steps_of(shape)
-        first = sum(c * s for c, s in zip(start, steps))
-        self.written()
-        base = self.bases[self.key]
-        addresses, runs = self.addresses(base, to, steps, dtype.size, first | 16, first)
-        return [
-            r
-            for at, count in runs
-            for r in read_run(self.w, addresses[at], "ld.shared", dtype, count)
-        ]
 
     def addresses(
         self,
@@ -291,32 +289,23 @@ class Threads:
         value = self.w.shr(self.number, shift) if shift else self.number
         return self.w.mask(value, (1 << width) - 1) if 1 << shift + width < self.count else value
 
-    def part(self, fields: Sequence[Field], axis: int) -> str | None:
-        """The thread's part of a coordinate (32 bits), or None where it has none."""
-        mine = tuple((shift, width, stride) for shift, width, a, stride in fields if a == axis)
-
-        def make() -> str:
-            total = ""
-            for shift, width, stride in mine:
-                part = self.bits(shift, width)
-                part = self.w.mul(part, stride) if stride != 1 else part
-                total = self.w.add(total, part) if total else part
-            return total
-
-        return self.memo.once(("thread", self.number, mine), make) if mine else None
+    def part(self, spread: Spread, axis: int) -> str:
+        """The thread's part of a coordinate (32 bits); '' where it has none."""
+        return self.offset(spread, [int(a == axis) for a in range(len(spread.shape))])
 
     def offset(self, spread: Spread, steps: Sequence[int]) -> str:
         """The thread's part of an offset: coordinates times steps (bytes); '' where it has none."""
+        mine = tuple((s, w, stride * steps[a]) for s, w, a, stride in spread.fields if steps[a])
 
         def make() -> str:
             total = ""
-            for shift, width, axis, stride in spread.fields:
-                if steps[axis]:
-                    part = self.w.mul(self.bits(shift, width), stride * steps[axis])
-                    total = self.w.add(total, part) if total else part
+            for shift, width, step in mine:
+                part = self.bits(shift, width)
+                part = self.w.mul(part, step) if step != 1 else part
+                total = self.w.add(total, part) if total else part
             return total
 
-        return self.memo.once(("offset", self.number, spread.fields, tuple(steps)), make)
+        return self.memo.once(("offset", self.number, mine), make)
 
     def after(self, base: str, spread: Spread, steps: Sequence[int]) -> str:
         """A shared address with the thread's part of an offset."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from ...core.errors import InternalError
 from ...ir.types import Shape, row_major, unravel
@@ -103,19 +104,15 @@ class Spread:
                 made.append(moved)
         return Spread(shape, self.fields, tuple(made))
 
-    def whole(self, start: Shape, shape: Shape) -> Spread:
+    def whole(self, shape: Shape) -> Spread:
         """A Tile of which this holds a part one element wide along some axes and whole along the
         others: threads hold all that lies along those axes."""
-        found: list[Shape] = []
-        cut = [size != own for size, own in zip(shape, self.shape)]
-        if any(c and own != 1 for c, own in zip(cut, self.shape)):
+        if any(own not in (1, size) for own, size in zip(self.shape, shape)):
             raise InternalError("ptx.spread", f"{self} is no line of {shape}")
+        found: list[Shape] = []
         for at in self.registers:
-            lines: list[Shape] = [()]
-            for axis, size in enumerate(shape):
-                coordinates = range(size) if cut[axis] else (at[axis],)
-                lines = [(*line, c) for line in lines for c in coordinates]
-            found += lines
+            sides = zip(at, self.shape, shape)
+            found += product(*(range(size) if own != size else (c,) for c, own, size in sides))
         return Spread(shape, self.fields, tuple(sorted(found)))  # neighbours move together
 
 

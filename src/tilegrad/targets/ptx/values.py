@@ -48,10 +48,6 @@ class Values:
         """A scalar index as a 32-bit register."""
         return self.get(node, SCALAR, int32)[0]
 
-    def index64(self, node: Node) -> str:
-        """A scalar index as a 64-bit register."""
-        return self.get(node, SCALAR, int64)[0]
-
     # ---- access ---------------------------------------------------------------------------
 
     def scalar(self, node: Node) -> str:
@@ -84,6 +80,11 @@ class Values:
         if self.plan.free(value):
             return blocked(value.shape, self.threads.count, 16 // value.dtype.size)
         return self.plan.spread(value)
+
+    def own(self, value: Node, to: DType | None = None) -> tuple[Spread, Registers]:
+        """The planned Spread of a value, and its registers."""
+        spread = self.spread_of(value)
+        return spread, self.get(value, spread, to)
 
     def change(self, registers: Registers, own: Spread, to: Spread, dtype: DType) -> Registers:
         """The same Tile held otherwise: by renaming, else through shared memory."""
@@ -120,12 +121,12 @@ class Values:
 
     def positions(self, spread: Spread, axis: int, dtype: DType) -> Registers:
         """The coordinate along an axis of every register."""
-        part = self.threads.part(spread.fields, axis)
+        part = self.threads.part(spread, axis)
         found: dict[int, str] = {}
         for at in spread.registers:
             if at[axis] in found:
                 continue
-            if part is None:
+            if not part:
                 register = self.w.copy("b32", at[axis])
             else:
                 register = self.w.add(part, at[axis]) if at[axis] else part

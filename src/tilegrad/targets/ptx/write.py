@@ -123,14 +123,12 @@ class Writer:
         self.lines.append(f"{label}:")
 
     @contextmanager
-    def until(self, names: tuple[str, str], jump: str, form: str, a: str, b: str) -> Iterator[None]:
-        """A loop, left at its head where a comparison holds."""
-        (head, done), over = map(self.label, names), self.new("pred")
+    def loop(self, *names: str) -> Iterator[Callable[[str], None]]:
+        """A loop, which `leave(guard)` leaves."""
+        head, done = map(self.label, names)
         self.place(head)
-        self.put(f"setp.{form}", over, a, b)
-        self.put(jump, done, guard=over)
-        yield
-        self.put(jump, head)
+        yield lambda guard: self.put("bra", done, guard=guard)
+        self.put("bra", head)
         self.place(done)
 
     def declarations(self) -> Registers:
