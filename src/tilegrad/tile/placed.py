@@ -402,13 +402,12 @@ def matrix_wait(*, pending: int) -> Type:
     return NOTHING
 
 
-def mixed_order(size: int, turned: bool) -> Array:
-    """Which of a place's columns stand at the columns (of a turned one: the rows) of an operand of
-    16 bits that `load_operand` widens from 8 bits: in each 16, as matrices of bytes come."""
-    at = np.arange(size)
+def mixed_order(at: Any, turned: bool) -> Any:
+    """Which of a place's columns stand at columns (of a turned one: at rows) of an operand of 16
+    bits that `load_operand` widens from 8 bits: in each 16, as matrices of bytes come."""
     if turned:  # neighbours stand 8 apart
-        return at & ~15 | (at & 7) << 1 | at >> 3 & 1
-    return at & ~15 | (at >> 1 & 3) << 2 | (at >> 3 & 1) << 1 | at & 1
+        return (at & ~15) | ((at & 7) << 1) | (at >> 3 & 1)
+    return (at & ~15) | ((at >> 1 & 3) << 2) | ((at >> 3 & 1) << 1) | (at & 1)
 
 
 def _operand_of(node: Node, x: Array) -> Array:
@@ -416,7 +415,7 @@ def _operand_of(node: Node, x: Array) -> Array:
     x = x.T if turned else x
     if into.dtype is node.inputs[1].dtype:
         return x
-    order = mixed_order(x.shape[0 if turned else 1], turned)
+    order = mixed_order(np.arange(x.shape[0 if turned else 1]), turned)
     return numeric.cast(x[order] if turned else x[:, order], node.inputs[1].dtype, into.dtype)
 
 

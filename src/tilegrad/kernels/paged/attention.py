@@ -79,7 +79,7 @@ class Items(Steps):
             program = tile.grid(plan.programs)
             heads = self.x.key_heads
             self.own_range, self.head = program // heads, program % heads
-            self.roles(self.consumer, self.producer)
+            self.roles()
         return self.b.finish((plan.programs,), plan=plan, distinct=True, level="placed")
 
     # ---- items ------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class ThreadItems(Items):
             for size in (self.plan.block, self.widths[1], self.plan.rows)
         )
 
-    def roles(self, multiply: Callable[[], None], bring: Callable[[int], None]) -> None:
+    def roles(self) -> None:
         """One, that copies and multiplies."""
         with tile.role("multiply", self.plan.warps):
             self.make_tiles()

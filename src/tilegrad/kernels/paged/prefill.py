@@ -73,9 +73,8 @@ def tiles_of(x: PagedShape, plan: AttentionPlan, use: str = "value") -> Memory:
 
 
 def why_not(x: PagedShape, target: Target) -> str:
-    """Why the kernel does not take a step; '' where it does."""
-    if not target.asynchronous_units:
-        return "no matrix units that run beside the threads"
+    """Why the kernel does not take a step on matrix units that run beside the threads; '' where it
+    does."""
     return attention_plan.why_not(shape_of(x)) or ("" if choose(x, target) else "no tile fits")
 
 
@@ -87,7 +86,7 @@ def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
         # of 8 bits a block of keys and one of values lie there as they came
         taken = size[1] * (x.width + x.value_width) if x.scaled else 0
         found = fitted(of, AttentionPlan(size, stages, target.cores or 132), taken)
-        if found is not None and found.staged and size[1] // x.page <= 32:
+        if found is not None and size[1] // x.page <= 32:
             return found
     return None
 

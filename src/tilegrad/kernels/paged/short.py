@@ -73,7 +73,7 @@ class _Short(Steps):
             pair = tile.grid(total) // many
             self.rank = tile.cluster(many)
             self.request, self.head = pair // x.key_heads, pair % x.key_heads
-            self.roles(self.consumer, self.producer)
+            self.roles()
         return self.b.finish(
             (total,), plan=plan, cluster=(many,), distinct=True, alone=plan.alone, level="placed"
         )

@@ -26,6 +26,7 @@ from ... import tile
 from ...core.dtype import float16, int64
 from ...ir.symbol import ceil_divide, high
 from ...tile.build import BodyBuilder
+from ...tile.placed import mixed_order
 from ..attention.holes import Holes
 from ..attention.shape import memories, swizzled
 from ..attention.softmax import LOG2_E, finite, times
@@ -75,6 +76,8 @@ class Steps:
     tokens: Any  # of the row block
     factors: Sequence[Any] = (None, None)  # of keys and values of 8 bits
     sinks: Any = None
+    consumer: Callable[[], None]  # what the warps that multiply do
+    producer: Callable[[int], None]  # fills the ring of keys (0) or of values (1)
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
@@ -113,13 +116,11 @@ class Steps:
 
     def at_key(self, at: Any) -> Any:
         """The column of a key, and of a query, that stands at a column of the product."""
-        if not self.x.scaled:
-            return at
-        return (at & ~15) | ((at >> 1 & 3) << 2) | ((at >> 3 & 1) << 1) | (at & 1)
+        return mixed_order(at, False) if self.x.scaled else at
 
     def at_value(self, at: Any) -> Any:
         """The column of a value that stands at a row of the sums."""
-        return (at & ~15) | ((at & 7) << 1) | (at >> 3 & 1) if self.x.scaled else at
+        return mixed_order(at, True) if self.x.scaled else at
 
     def load_factors(self) -> None:
         """The scales of a key head in a cache of 8 bits."""
@@ -133,16 +134,16 @@ class Steps:
             found = tile.load(self.memory["sinks"], head + self.head * self.x.group)
             self.sinks = found * LOG2_E
 
-    def roles(self, multiply: Callable[[], None], bring: Callable[[int], None]) -> None:
+    def roles(self) -> None:
         """Warps that multiply, and two that bring keys and values."""
         with tile.role("multiply", self.plan.warps):
             tile.grid_dependency_wait()
             tile.grid_launch_dependents()  # the next launch begins beside this one
-            multiply()
+            self.consumer()
         for which, name in enumerate(("keys", "values")):
             with tile.role(f"bring_{name}", 1):
                 tile.grid_dependency_wait()
-                bring(which)
+                self.producer(which)
 
     # ---- bringing -----------------------------------------------------------------------------
 
