@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import bool_, float32, int64, uint32
+from ...core.dtype import bool_, float32, int32, int64, uint32
 from ...ir.symbol import high
 from ...tile.trace import tracer
 from ...tile.value import TileValue, index_of
 from ..random import random_bits
 from .shape import AttentionShape
-from .softmax import LANES, LOG2_E, and_masks, clamped, first_of, line, within
+from .softmax import (
+    LANES,
+    LOG2_E,
+    and_masks,
+    clamped,
+    finished,
+    first_of,
+    line,
+    log_sums,
+)
 
 ADDED = {"bias", "slopes"}  # what scores grow by
 
@@ -130,8 +139,38 @@ class Holes:
         return s if seen is None else tile.where(seen, s, -tile.INF)
 
     def inside(self, shape: tuple[int, ...], row: Any, key: Any, end: Any | None) -> Any | None:
-        """Which pairs lie within the band, and before the end of keys; None where all do."""
-        return within(shape, *self.sides(row, key), end, self.turned, self.lanes)
+        """Which pairs lie within the band, and before the end of keys; None where all do.
+
+        Rows and columns count from the block's corner. Columns are compared some lanes at a time
+        with limits that move, so that no thread keeps the numbers of all its columns.
+        """
+        lowest, highest = self.sides(row, key)
+        rows, columns = shape
+        lanes = self.lanes or columns
+        pieces = columns // lanes
+        last = None if self.turned else end
+        seen: Any | None = None
+        if any(side is not None for side in (lowest, highest, last)):
+            across = tile.reshape(line(lanes), (1, 1, lanes))
+            down = tile.reshape(line(rows), (rows, 1, 1))
+            steps = tile.reshape(line(pieces) * lanes, (1, pieces, 1)) if pieces > 1 else None
+
+            def limit(at: Any, moving: bool) -> Any:
+                """A limit as it is seen from every piece."""
+                found = tile.cast(at, int32)
+                found = down + found if moving else found
+                return found if steps is None else found - steps
+
+            if highest is not None:
+                seen = across <= limit(highest, True)
+            if lowest is not None:
+                seen = and_masks(seen, limit(lowest, True) <= across)
+            if last is not None:
+                seen = and_masks(seen, across < limit(last, False))
+            seen = tile.reshape(tile.broadcast(seen, (rows, pieces, lanes)), shape)
+        if self.turned and end is not None:
+            seen = and_masks(seen, tile.broadcast(first_of(rows, end)[:, None], shape))
+        return seen
 
     def sides(self, row: Any, key: Any) -> tuple[Any | None, Any | None]:
         """The least and the most that column - row of a block may be; None is no limit."""
@@ -188,6 +227,12 @@ class Holes:
         if "sinks" not in self.x.extras:
             return None
         return tile.cast(self.memory["sinks"][self.head], self.x.sum_dtype) * LOG2_E
+
+    def ended(self, largest: Any, sums: Any, grown: float = 1.0) -> tuple[Any, Any]:
+        """What sums over values are multiplied by at the end of rows, and log-sum-exps, from the
+        rows' largest scores (-inf where nothing was seen) and sums."""
+        over, sums, top = finished(sums, largest * self.factor, self.begun(), grown)
+        return over, log_sums(sums, top)
 
     # ---- bias and mask ----------------------------------------------------------------------
 

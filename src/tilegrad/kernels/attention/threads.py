@@ -339,10 +339,9 @@ class _Block(ThreadBlocks):
         """Divide by the sums; results and log-sum-exps go out."""
         holes = self.holes
         sums = tile.sum(tile.read(self.sums), 1, keep=True)
-        top = tile.read(self.largest) * holes.factor  # -inf where nothing was seen
-        over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
+        over, natural = holes.ended(tile.read(self.largest), sums, holes.grown)
         at = (holes.batch, holes.head, self.first)
-        tile.store(holes.memory["lse"], at, tile.reshape(softmax.log_sums(sums, top), (self.rows,)))
+        tile.store(holes.memory["lse"], at, tile.reshape(natural, (self.rows,)))
         self.leave(self.kept[-1:], [over])
 
 
