@@ -387,7 +387,7 @@ class BackwardConsumer:
     def weigh(self, far: Any) -> tuple[Any, Any | None]:
         """p, and the slope of the soft limit of scores if there is one."""
         raw, holes, at = tile.read(self.scores), self.holes, self.at
-        slope = holes.slope(raw)
+        slope = holes.slope(holes.bent(raw))
         s = tile.multiply_add(holes.score(raw, *at), holes.factor, far)
         if self.x.softcap:
             s = holes.hidden(s, *at, self.w.limit, self.ends)

@@ -99,11 +99,9 @@ class Holes:
         inverse = tile.quick_reciprocal(tile.quick_exp2(s * (2 * factor * LOG2_E)) + 1.0)
         return tile.multiply_add(inverse, -2.0, 1.0)
 
-    def slope(self, s: Any) -> Any | None:
-        """By what `bent` grows with raw scores, but for the scale; None where that is 1."""
-        if not self.x.softcap:
-            return None
-        return steepness(self.bent(s))
+    def slope(self, bent: Any) -> Any | None:
+        """By what `bent` scores grow with raw ones, but for the scale; None where that is 1."""
+        return tile.multiply_add(bent, -bent, 1.0) if self.x.softcap else None
 
     def score(self, s: Any, row: Any, key: Any) -> Any:
         """Scores with soft limit, bias and slopes, but for the factor of the exponent."""
@@ -274,8 +272,3 @@ def turned(x: Any) -> Any:
     if x.dtype is bool_:
         return tile.where(x, 1.0, 0.0).T != 0.0
     return (tile.cast(x, float32) if x.dtype.bits < 32 else x).T
-
-
-def steepness(bent: Any) -> Any:
-    """By what bent scores grow with raw ones."""
-    return tile.multiply_add(bent, -bent, 1.0)

@@ -1,4 +1,4 @@
-"""The running softmax of attention kernels: what is seen, the sums along rows, the end of a row.
+"""The running softmax of attention kernels: masks, the sums along rows, the end of a row.
 
 Scores lie in tiles (rows, keys). Sums and maxima along rows go through eight columns first: on
 matrix accumulators those are additions within a thread, and only what is left goes across threads.

@@ -405,5 +405,6 @@ class _Kept(ThreadBlocks):
             keep = holes.kept(p.shape, *where)
             if of_keys:
                 tile.write(self.weights[1][number], tile.cast(softmax.times(p, keep), x.dtype))
-            ds = softmax.times(p * (softmax.times(dp, keep) - delta), holes.slope(raw))
+            ds = p * (softmax.times(dp, keep) - delta)
+            ds = softmax.times(ds, holes.slope(holes.bent(raw)))
             tile.write(self.weights[0][number], tile.cast(ds, x.dtype))

@@ -32,7 +32,6 @@ from ...core.dtype import float32, int32
 from ...ir.symbol import high, round_up
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
-from ..attention.holes import steepness
 from ..attention.shape import Parameters, memories
 from ..attention.softmax import finite, times
 from .engine import CpuPlan, Product, TileUnit, Vectors, Weights
@@ -376,7 +375,8 @@ class Backward(Scored):
         keep = self.kept(j, c, width)
         found = p * (times(tile.load(self.change_of[j, c : c + width]), keep) - delta)
         if self.bends is not None:
-            found = found * steepness(tile.load(self.bends[j, c : c + width]))
+            bent = tile.load(self.bends[j, c : c + width])
+            found = times(found, self.holes.slope(bent))
         if self.gradient.keys > 1:
             found = tile.where(tile.less(j, self.count), found, 0.0)
         return times(p, keep), found
