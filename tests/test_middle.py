@@ -57,7 +57,7 @@ ATTENTION = (
     "nn/attention.py",
     "nn/paged.py",
 )
-ATTENTION_LINES = 6_875  # goal: 6,500
+ATTENTION_LINES = 6_864  # goal: 6,500
 CYCLES: list[set[str]] = []  # files that import one another, deferred imports included
 SILENT = (
     tokenize.COMMENT,

@@ -81,7 +81,7 @@ class VectorAttention(AttentionFamily):
 
     def kernels(self, node: Node, x: AttentionShape, target: Target) -> str | Writer:
         """See `AttentionFamily`."""
-        from ..kernels.attention_cpu import decode, score_tiles
+        from ..kernels.attention_cpu import decode, engine, score_tiles
         from ..kernels.attention_cpu.source import Source
 
         if x.dtype not in DTYPES:
@@ -96,11 +96,11 @@ class VectorAttention(AttentionFamily):
             if plan is not None:
                 source, parts = Source(x, plan.lanes), decode.parts_of(x, target)
                 return decode.streamed(source, given, x.batch, plan, name, parts)
-            plan = score_tiles.choose(x, target)
+            plan = engine.choose(x, target)
             return [score_tiles.Forward(Source(x, plan.lanes), given, plan, name).build()]
 
         def backward(wanted: set[int], name: str) -> list[Body]:
-            plan, bodies = score_tiles.choose(x, target, backward=True), []
+            plan, bodies = engine.choose(x, target, backward=True), []
             for numbers, kind in zip(({0}, {1, 2}), score_tiles.BACKWARD):
                 if wanted & numbers:
                     given = parameters(x, more, kind.results)

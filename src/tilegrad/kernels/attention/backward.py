@@ -20,6 +20,7 @@ but for dq where a Plan is `fast`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -33,8 +34,8 @@ from ...tile.value import index_of, size_of
 from .holes import Holes
 from .plan import OWN, REGISTERS, ROWS, BackwardPlan, backward_why_not, columns_of
 from .shape import GRADIENTS, AttentionShape, memories, parameters, refuse, swizzled
-from .softmax import and_masks, clamped, first_of, line, times
-from .tile_order import block_at, block_count, corner
+from .softmax import and_masks, clamped, first_of, times
+from .tile_order import block_count, corner, tokens_at
 
 
 def attention_backward(
@@ -163,21 +164,14 @@ class BackwardBody:
 
     def locate(self, program: Any) -> None:
         """Batch, head and tokens of a program; blocks that see most begin first."""
-        x, hold = self.x, tile.hold
+        x = self.x
         lane, block = corner(program, x.batch * self.heads, self.blocks, self.plan.section)
         block = tile.minimum(block, self.blocks - 1)
         if not self.of_keys and x.band[1] is not None:  # the last see most
             block = self.blocks - 1 - block
-        block = hold(block, "block")
-        self.batch, self.head = hold(lane // self.heads, "batch"), hold(lane % self.heads, "head")
-        if not self.packed:
-            self.first = hold(block * ROWS, "first")
-            limit = Holes(x, self.memory, self.batch, 0).limit
-            spans = {"query": (0, index_of(x.queries)), "key": (0, limit)}
-        else:
-            of = "key" if self.of_keys else "query"
-            _, self.first, spans = block_at(x, self.memory, block, ROWS, of)
-        (self.query_start, self.queries), (self.key_start, self.limit) = spans.values()
+        block = tile.hold(block, "block")
+        self.tokens = own = tokens_at(x, self.memory, lane, block, ROWS, self.of_keys)
+        self.first, self.queries, self.limit = own.first, own.queries, own.limit
 
     def seen_blocks(self) -> tuple[Any, Any]:
         """The blocks of the other side that tokens of this program see, or are seen by."""
@@ -221,34 +215,33 @@ class BackwardBody:
 
     def holes(self, member: Any) -> Holes:
         """The holes of a query head of the group."""
-        head = self.head * self.group + member if self.of_keys else self.head
-        starts = (self.query_start, self.key_start)
-        return Holes(self.x, self.memory, self.batch, head, self.of_keys, *starts)
+        own = self.tokens.holes
+        return replace(own, head=own.head + member)
 
     # ---- the producer -----------------------------------------------------------------------
 
-    def copy(self, number: int, at: Any, token: Any, member: Any, full: Any) -> None:
-        """Bring a box of tokens into what is kept (0, 1) or the ring (2, 3)."""
-        names = ("k", "v", "q", "dout") if self.of_keys else ("q", "dout", "k", "v")
-        place = self.kept[number] if number < 2 else self.ring[number - 2]
-        for piece in range(self.pieces[number % 2]):
-            part, column = place[at, piece], piece * self.wide[number % 2]
-            rows = self.holes(member).tokens(names[number], token, part.shape, column)
-            tile.copy_async(part, rows, full)
+    def copy(self, name: str, place: Any, at: Any, token: Any, member: Any, full: Any) -> None:
+        """Bring tokens into what is kept or the ring, piece by piece."""
+        for piece in range(place.shape[1]):
+            part = place[at, piece]
+            column = piece * part.shape[1]
+            tile.copy_async(part, self.holes(member).tokens(name, token, part.shape, column), full)
 
     def producer(self) -> None:
         """Bring what is kept, then fill the ring."""
         self.ready.expect(0, sum(place.bytes for place in self.kept))
-        for number in range(len(self.kept)):
+        names = [("q", "dout"), ("k", "v")]
+        own, other = names[::-1] if self.of_keys else names
+        for name, place in zip(own, self.kept):
             for half in range(2):
-                self.copy(number, half, self.first + OWN * half, 0, self.ready[0])
+                self.copy(name, place, half, self.first + OWN * half, 0, self.ready[0])
 
         def one(member: Any, block: Any) -> None:
             stage = self.come[0].acquire(self.count(member, block))
             token = self.place_of(block) * self.columns
-            for number, (ring, come) in enumerate(zip(self.ring, self.come)):
+            for name, ring, come in zip(other, self.ring, self.come):
                 come.full.expect(stage, ring[0].bytes)
-                self.copy(2 + number, stage, token, member, come.full[stage])
+                self.copy(name, ring, stage, token, member, come.full[stage])
             if self.of_keys:
                 for number, value in enumerate(self.facts(member, token, self.columns)):
                     tile.write(self.known[stage, number], value)
@@ -385,7 +378,7 @@ class BackwardConsumer:
             place = w.place_of(block)
             lines = tile.reshape(tile.read(self.turned), (4, 2, 8, w.wide[0] // 8, 4, 2))
             held = tile.transpose(lines, (3, 0, 2, 4, 1, 5))
-            lane = w.batch * self.x.heads + self.holes.head
+            lane = self.holes.batch * self.x.heads + self.holes.head
             tile.store_add(w.memory["sums"][lane, place, self.own, ...], held)
             tile.matrix_wait(1)  # p has been read
 
@@ -394,12 +387,12 @@ class BackwardConsumer:
     def weigh(self, far: Any) -> tuple[Any, Any | None]:
         """p, and the slope of the soft limit of scores if there is one."""
         raw, holes, at = tile.read(self.scores), self.holes, self.at
-        slope = holes.slope(raw)
+        slope = holes.slope(holes.bent(raw))
         s = tile.multiply_add(holes.score(raw, *at), holes.factor, far)
-        if "mask" in self.x.extras:
+        if self.x.softcap:
+            s = holes.hidden(s, *at, self.w.limit, self.ends)
+        elif "mask" in self.x.extras:
             s = tile.where(holes.extra_block("mask", s.shape, *at), s, -tile.INF)
-        seen = self.seen() if self.x.softcap else None
-        s = s if seen is None else tile.where(seen, s, -tile.INF)
         return tile.quick_exp2(s), slope
 
     @tile.function
@@ -417,13 +410,9 @@ class BackwardConsumer:
             cuts.append(tile.less(w.limit, self.at[1] + (OWN if w.of_keys else w.columns)))
         if cuts:
             if reduce(or_, cuts):
-                seen = self.seen()
+                end = w.limit - self.at[1] if self.ends else None
+                seen = self.holes.inside(self.scores.shape, *self.at, end)
                 tile.write(self.scores, tile.where(seen, tile.read(self.scores), -tile.INF))
-
-    def seen(self) -> Any | None:
-        """Which elements of a block are seen; None where all are."""
-        end = self.w.limit - self.at[1] if self.ends else None
-        return self.holes.inside((OWN, self.w.columns), *self.at, end)
 
     # ---- results ----------------------------------------------------------------------------
 
@@ -443,10 +432,8 @@ class BackwardConsumer:
         if w.packed or (not w.with_changes and w.wide[0] != w.wide[1]):
             for name, _, column, value in found:
                 inside = first_of(OWN, (w.limit if w.of_keys else w.queries) - self.row)[:, None]
-                width = (x.value_width if name == "dv" else x.width) - column
-                if width < value.shape[1]:
-                    inside = and_masks(inside, line(value.shape[1]) < width)
-                tile.store(tokens(name, self.row, value.shape, column), value, mask=inside)
+                some = value[:, : (x.value_width if name == "dv" else x.width) - column]
+                tile.store(tokens(name, self.row, some.shape, column), some, mask=inside)
             return
         for _, place, _, value in found:
             tile.write(place, value)

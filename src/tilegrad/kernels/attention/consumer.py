@@ -217,8 +217,7 @@ class Consumer:
         """Divide by the sums; results and log-sum-exps go out."""
         x, holes, left = self.x, self.work.holes, self.work.queries - self.row
         sums, largest = tile.sum(tile.read(self.sums), 1, keep=True), tile.read(self.largest)
-        top = largest * holes.factor  # -inf where nothing was seen
-        over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
+        over, natural = holes.ended(largest, sums, holes.grown)
         over = softmax.times(over, self.k.value_factor(self.work))
         result = tile.cast(tile.read(self.total) * over, x.dtype)
         # what lies after the last row of several sequences is another one's
@@ -228,7 +227,7 @@ class Consumer:
             tile.store(holes.tokens("out", self.row, some.shape), some, mask=mask)
         else:
             self.write_out(result)
-        natural, inside = softmax.log_sums(sums, top), None
+        inside = None
         if self.k.order.packed or not (isinstance(x.queries, int) and x.queries % self.k.rows == 0):
             inside = softmax.first_of(64, left)
         at = (holes.batch, holes.head, holes.query_start + self.row)

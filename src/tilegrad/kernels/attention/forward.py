@@ -81,8 +81,9 @@ class WideAttention:
         """Queries, the rings, results on their way out, and the barriers."""
         dtype, plan, halves = self.operand, self.plan, self.halves
         # of a tile's last block a consumer may multiply fewer keys
-        columns = [self.order.first_columns(own) for own in range(halves)]
-        self.columns = columns if plan.narrow else [self.keys] * halves
+        self.columns = [
+            self.order.first_columns(own) if plan.narrow else self.keys for own in range(halves)
+        ]
         self.pieces = self.keys // 64 if min(self.columns) < self.keys else 1  # of values
         keys = self.keys // self.pieces
         self.ring = {

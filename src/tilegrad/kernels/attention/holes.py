@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import bool_, float32, int64, uint32
+from ...core.dtype import bool_, float32, int32, int64, uint32
 from ...ir.symbol import high
 from ...tile.trace import tracer
 from ...tile.value import TileValue, index_of
 from ..random import random_bits
 from .shape import AttentionShape
-from .softmax import LANES, LOG2_E, and_masks, clamped, first_of, line, within
+from .softmax import (
+    LANES,
+    LOG2_E,
+    and_masks,
+    clamped,
+    finished,
+    first_of,
+    line,
+    log_sums,
+)
 
 ADDED = {"bias", "slopes"}  # what scores grow by
 
@@ -90,11 +99,9 @@ class Holes:
         inverse = tile.quick_reciprocal(tile.quick_exp2(s * (2 * factor * LOG2_E)) + 1.0)
         return tile.multiply_add(inverse, -2.0, 1.0)
 
-    def slope(self, s: Any) -> Any | None:
-        """By what `bent` grows with raw scores, but for the scale; None where that is 1."""
-        if not self.x.softcap:
-            return None
-        return steepness(self.bent(s))
+    def slope(self, bent: Any) -> Any | None:
+        """By what `bent` scores grow with raw ones, but for the scale; None where that is 1."""
+        return tile.multiply_add(bent, -bent, 1.0) if self.x.softcap else None
 
     def score(self, s: Any, row: Any, key: Any) -> Any:
         """Scores with soft limit, bias and slopes, but for the factor of the exponent."""
@@ -130,8 +137,38 @@ class Holes:
         return s if seen is None else tile.where(seen, s, -tile.INF)
 
     def inside(self, shape: tuple[int, ...], row: Any, key: Any, end: Any | None) -> Any | None:
-        """Which pairs lie within the band, and before the end of keys; None where all do."""
-        return within(shape, *self.sides(row, key), end, self.turned, self.lanes)
+        """Which pairs lie within the band, and before the end of keys; None where all do.
+
+        Rows and columns count from the block's corner. Columns are compared some lanes at a time
+        with limits that move, so that no thread keeps the numbers of all its columns.
+        """
+        lowest, highest = self.sides(row, key)
+        rows, columns = shape
+        lanes = self.lanes or columns
+        pieces = columns // lanes
+        last = None if self.turned else end
+        seen: Any | None = None
+        if any(side is not None for side in (lowest, highest, last)):
+            across = tile.reshape(line(lanes), (1, 1, lanes))
+            down = tile.reshape(line(rows), (rows, 1, 1))
+            steps = tile.reshape(line(pieces) * lanes, (1, pieces, 1)) if pieces > 1 else None
+
+            def limit(at: Any, moving: bool) -> Any:
+                """A limit as it is seen from every piece."""
+                found = tile.cast(at, int32)
+                found = down + found if moving else found
+                return found if steps is None else found - steps
+
+            if highest is not None:
+                seen = across <= limit(highest, True)
+            if lowest is not None:
+                seen = and_masks(seen, limit(lowest, True) <= across)
+            if last is not None:
+                seen = and_masks(seen, across < limit(last, False))
+            seen = tile.reshape(tile.broadcast(seen, (rows, pieces, lanes)), shape)
+        if self.turned and end is not None:
+            seen = and_masks(seen, tile.broadcast(first_of(rows, end)[:, None], shape))
+        return seen
 
     def sides(self, row: Any, key: Any) -> tuple[Any | None, Any | None]:
         """The least and the most that column - row of a block may be; None is no limit."""
@@ -189,6 +226,12 @@ class Holes:
             return None
         return tile.cast(self.memory["sinks"][self.head], self.x.sum_dtype) * LOG2_E
 
+    def ended(self, largest: Any, sums: Any, grown: float = 1.0) -> tuple[Any, Any]:
+        """What sums over values are multiplied by at the end of rows, and log-sum-exps, from the
+        rows' largest scores (-inf where nothing was seen) and sums."""
+        over, sums, top = finished(sums, largest * self.factor, self.begun(), grown)
+        return over, log_sums(sums, top)
+
     # ---- bias and mask ----------------------------------------------------------------------
 
     def extra_block(self, name: str, shape: tuple[int, ...], row: Any, key: Any) -> Any:
@@ -229,8 +272,3 @@ def turned(x: Any) -> Any:
     if x.dtype is bool_:
         return tile.where(x, 1.0, 0.0).T != 0.0
     return (tile.cast(x, float32) if x.dtype.bits < 32 else x).T
-
-
-def steepness(bent: Any) -> Any:
-    """By what bent scores grow with raw ones."""
-    return tile.multiply_add(bent, -bent, 1.0)

@@ -1,4 +1,4 @@
-"""The running softmax of attention kernels: what is seen, the sums along rows, the end of a row.
+"""The running softmax of attention kernels: masks, the sums along rows, the end of a row.
 
 Scores lie in tiles (rows, keys). Sums and maxima along rows go through eight columns first: on
 matrix accumulators those are additions within a thread, and only what is left goes across threads.
@@ -40,48 +40,6 @@ def clamped(value: Any, least: Any, most: Any) -> Any:
 def times(x: Any, factor: Any | None) -> Any:
     """A product; None is a factor of 1."""
     return x if factor is None else x * factor
-
-
-def within(
-    shape: tuple[int, ...],
-    lowest: Any | None,
-    highest: Any | None,
-    end: Any | None,
-    turned: bool = False,
-    lanes: int = LANES,
-) -> Any | None:
-    """Whether keys are seen: columns lie in [row + lowest, row + highest], and keys below `end`;
-    those are columns, rows where it is `turned`. None where all are.
-
-    Rows and columns count from the tile's corner; None is no limit. Columns are compared some
-    lanes at a time with limits that move, so that no thread keeps the numbers of all its columns;
-    all at once where there are 0.
-    """
-    rows, columns = shape
-    lanes = lanes or columns
-    pieces = columns // lanes
-    seen: Any | None = None
-    if any(side is not None for side in (lowest, highest, None if turned else end)):
-        across = tile.reshape(line(lanes), (1, 1, lanes))
-        down = tile.reshape(line(rows), (rows, 1, 1))
-        steps = tile.reshape(line(pieces) * lanes, (1, pieces, 1)) if pieces > 1 else None
-
-        def limit(at: Any, moving: bool) -> Any:
-            """A limit as it is seen from every piece."""
-            found = tile.cast(at, int32)
-            found = down + found if moving else found
-            return found if steps is None else found - steps
-
-        if highest is not None:
-            seen = across <= limit(highest, True)
-        if lowest is not None:
-            seen = and_masks(seen, limit(lowest, True) <= across)
-        if end is not None and not turned:
-            seen = and_masks(seen, across < limit(end, False))
-        seen = tile.reshape(tile.broadcast(seen, (rows, pieces, lanes)), shape)
-    if turned and end is not None:
-        seen = and_masks(seen, tile.broadcast(first_of(rows, end)[:, None], shape))
-    return seen
 
 
 def and_masks(a: Any | None, b: Any | None) -> Any:
@@ -131,10 +89,10 @@ def finished(sums: Any, top: Any, begun: Any | None, grown: float = 1.0) -> tupl
 
 def some_sum(sums: Any) -> Any:
     """Sums, 1 where nothing was seen."""
-    return tile.where(sums > 0.0, sums, 1.0)
+    return tile.where(sums == 0.0, 1.0, sums)
 
 
 def log_sums(sums: Any, top: Any, unit: float | None = LN2) -> Any:
     """The log-sum-exps of rows, natural or in another unit; -inf where nothing was seen."""
     found = times(top + tile.log2(some_sum(sums)), unit)
-    return tile.where(sums > 0.0, found, -tile.INF)
+    return tile.where(sums == 0.0, -tile.INF, found)

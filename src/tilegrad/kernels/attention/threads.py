@@ -339,10 +339,9 @@ class _Block(ThreadBlocks):
         """Divide by the sums; results and log-sum-exps go out."""
         holes = self.holes
         sums = tile.sum(tile.read(self.sums), 1, keep=True)
-        top = tile.read(self.largest) * holes.factor  # -inf where nothing was seen
-        over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
+        over, natural = holes.ended(tile.read(self.largest), sums, holes.grown)
         at = (holes.batch, holes.head, self.first)
-        tile.store(holes.memory["lse"], at, tile.reshape(softmax.log_sums(sums, top), (self.rows,)))
+        tile.store(holes.memory["lse"], at, tile.reshape(natural, (self.rows,)))
         self.leave(self.kept[-1:], [over])
 
 
@@ -406,5 +405,6 @@ class _Kept(ThreadBlocks):
             keep = holes.kept(p.shape, *where)
             if of_keys:
                 tile.write(self.weights[1][number], tile.cast(softmax.times(p, keep), x.dtype))
-            ds = softmax.times(p * (softmax.times(dp, keep) - delta), holes.slope(raw))
+            ds = p * (softmax.times(dp, keep) - delta)
+            ds = softmax.times(ds, holes.slope(holes.bent(raw)))
             tile.write(self.weights[0][number], tile.cast(ds, x.dtype))

@@ -81,14 +81,19 @@ def seen_by(
 
 
 @dataclass(frozen=True)
-class Work(Seen):
-    """One tile: whose queries, and which blocks of keys they see; the first step may be cut."""
+class Tokens:
+    """A block of tokens: of one batch and head, in one sequence."""
 
     holes: Holes  # of its batch and head
-    first: Any  # query
+    first: Any  # token
     queries: Any  # there are
     limit: Any  # keys there are
     sequence: Any = 0  # of those that lie one after another
+
+
+@dataclass(frozen=True)
+class Work(Tokens, Seen):
+    """One tile: its queries, and which blocks of keys they see; the first step may be cut."""
 
 
 class TileOrder:
@@ -201,32 +206,20 @@ class TileOrder:
 
     def locate(self, number: Any) -> Work:
         """A tile by its number."""
-        x, hold, back = self.x, tile.hold, self.high is not None  # the last queries see most
-        if self.packed:
-            place, head = hold(number // self.lanes, "place"), hold(number % self.lanes, "head")
-            sequence, first, spans = block_at(x, self.memory, place, self.rows, back=back)
-            (start, queries), (key_start, limit) = spans["query"], spans["key"]
-            holes = Holes(x, self.memory, 0, head, query_start=start, key_start=key_start)
-            return self.blocks_seen(holes, first, queries, limit, sequence)
-        lane, block = corner(number, self.lanes, self.blocks, self.plan.section)
-        if back:
-            block = self.blocks - 1 - block
-        lane = hold(lane, "lane")
-        batch, head = hold(lane // x.heads, "batch"), lane % x.heads
-        first = hold(tile.maximum(block, 0) * self.rows, "first")
-        holes = Holes(x, self.memory, batch, hold(head, "head"))
-        return self.blocks_seen(holes, first, index_of(x.queries), holes.limit)
+        back = self.high is not None  # the last queries see most
+        section = self.lanes if self.packed else self.plan.section
+        lane, block = corner(number, self.lanes, self.blocks, section)
+        if back and not self.packed:
+            block = tile.maximum(self.blocks - 1 - block, 0)
+        lane = tile.hold(lane, "lane")
+        return self.blocks_seen(tokens_at(self.x, self.memory, lane, block, self.rows, back=back))
 
     # ---- which blocks -----------------------------------------------------------------------
 
-    def blocks_seen(
-        self, holes: Holes, first: Any, queries: Any, limit: Any, sequence: Any = 0
-    ) -> Work:
-        """The blocks of keys that the queries from `first` on see."""
-        band, cuts = (self.low, self.high), self.most_right > 1
-        seen = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
-        own = {"holes": holes, "first": first, "queries": queries, "limit": limit}
-        return Work(**vars(seen), **own, sequence=sequence)
+    def blocks_seen(self, of: Tokens) -> Work:
+        """The blocks of keys that a tile's queries see."""
+        given = (self.low, self.high), self.plan.tile, of.first, of.queries, of.limit
+        return Work(**vars(seen_by(*given, 1, self.most_right > 1)), **vars(of))
 
     def steps(self, work: Work, one: Step, first: Any = 0) -> None:
         """one(step, whether a mask cuts it) for all steps after the first."""
@@ -281,6 +274,28 @@ def block_count(tokens: Size, rows: int, memory: Memories, packed: bool) -> Size
     if not packed:
         return floor_divide(tokens + (rows - 1), rows)
     return floor_divide(tokens, rows) + memory["query_starts"].type.shape[0] - 1
+
+
+def tokens_at(
+    x: AttentionShape,
+    memory: Memories,
+    lane: Any,
+    block: Any,
+    rows: int,
+    of_keys: bool = False,
+    back: bool = False,
+) -> Tokens:
+    """A block of so many queries or keys by the number of its batch and head (see `block_at`)."""
+    hold, (_, heads, group) = tile.hold, x.side(of_keys)
+    batch, head = hold(lane // heads, "batch"), hold(lane % heads, "head") * group
+    if "query_starts" in x.extras:
+        of = "key" if of_keys else "query"
+        _, first, spans = block_at(x, memory, hold(block, "block"), rows, of, back)
+        (query_start, queries), (key_start, limit) = spans["query"], spans["key"]
+        holes = Holes(x, memory, batch, head, of_keys, query_start, key_start)
+        return Tokens(holes, first, queries, limit)
+    holes = Holes(x, memory, batch, head, of_keys)
+    return Tokens(holes, hold(block * rows, "first"), index_of(x.queries), holes.limit)
 
 
 @tile.function

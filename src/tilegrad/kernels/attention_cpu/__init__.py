@@ -3,7 +3,7 @@
 | file        | holds                                                                           |
 |-------------|---------------------------------------------------------------------------------|
 | source      | where tokens lie: arrays, sequences in a row (`paged.attention_cpu` has pages)  |
-| engine      | operands and products: on vectors, or on a matrix unit of 16 x 16 tiles         |
+| engine      | the Plan; operands, products: on vectors, or a matrix unit of 16 x 16 tiles     |
 | score_tiles | exponentials, the end of a row, scores between two products; forward with them, |
 |             | and backward: one Body for q, one for k and v                                   |
 | decode      | few queries: keys streamed once, parts of them combined                         |

@@ -124,7 +124,7 @@ class Rows(BodyWriter):
         """Store a finished row: line(d) are sums of products not divided yet."""
         x, source = self.x, self.source
         head, query = self.row_at(r)
-        share, sums = self.ended(most, total, source.holes(head).begun())
+        share, sums = source.holes(head).ended(most, total)
         share = times(share, source.scale(1, self.key_head))
         place = source.place("out", head, query)
         for d in tile.range(0, x.value_width, self.lanes):
@@ -171,7 +171,7 @@ class Decode(Rows):
         x, n, source = self.x, self.lanes, self.source
         place, scale = source.place("q", *self.row_at(r)), source.scale(0, self.key_head)
         for d in tile.range(0, x.width, n):
-            line = tile.cast(source.line(place, d, n), self.sum)
+            line = tile.cast(source.load(place, d, (n,)), self.sum)
             self.query_rows[r, d : d + n] = times(line, scale)
         for d in tile.range(0, self.result.shape[1], n):
             self.result[r, d : d + n] = tile.zeros((n,), self.sum)
@@ -207,7 +207,7 @@ class Decode(Rows):
         values = place._replace(name="v")
         if self.wide is not None:
             for d in tile.range(0, x.width, n):
-                tile.store(self.wide, (0, d), source.square(place, d, inside))
+                tile.store(self.wide, (0, d), source.load(place, d, (n, n), inside))
         for r in self.rows:
             head, query = self.row_at(r)
             for row in range(0, n if source.run else 0, x.group):
@@ -215,7 +215,7 @@ class Decode(Rows):
             sums = tile.zeros((n, n), self.sum)
             for d in tile.range(0, x.width, n):
                 keys = (
-                    tile.cast(source.square(place, d, inside), self.sum)
+                    tile.cast(source.load(place, d, (n, n), inside), self.sum)
                     if self.wide is None
                     else tile.load(self.wide, (0, d), (n, n))
                 )
@@ -289,7 +289,7 @@ class Decode(Rows):
 
     def weighed(self, first: Any, place: Any, j: Any, i: Any, d: int, sums: Any) -> Any:
         """sums + a piece of value j + i times its probabilities in some rows."""
-        line = tile.cast(self.source.line(place, d, self.plan.panel, i), self.sum)
+        line = tile.cast(self.source.load(place, d, (self.plan.panel,), i=i), self.sum)
         left = tile.load(self.scores, (first, j + i), (sums.shape[0], 1))
         return tile.dot(left, line[None, :], sums)
 

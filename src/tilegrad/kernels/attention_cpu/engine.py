@@ -3,7 +3,8 @@
 An engine brings blocks of tokens into scratch as its products read them, and multiplies. A block of
 keys (or values) is a left operand: its rows are tokens, or d where it is turned. A block of queries
 (or gradients of results) is a right one: its columns are tokens, or d where tokens go deep. What
-is computed of scores comes back as an operand of the next product through `Weights`.
+is computed of scores comes back as an operand of the next product through `Weights`. `choose` gives
+the Plan, which says which engine it is, and how large blocks are.
 
 Invariant: rows of a left operand past the last key repeat it on the unit, and d past its end is 0;
 `whole` says how many rows of scores a product gives.
@@ -13,11 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from ... import tile
+from ...core.config import invariant
 from ...core.dtype import bfloat16
-from ...ir.symbol import round_up
+from ...core.target import Target
+from ...ir.symbol import high, round_up
+from ..attention.shape import AttentionShape
 from .source import Source, below
 
 PAD = 16  # elements after each row of scratch: breaks power-of-two strides
@@ -51,8 +56,42 @@ class CpuPlan:
         return self.across * self.lanes
 
 
+def fitting(x: AttentionShape, target: Target, most: int, least: int) -> int:
+    """Queries of a program, a multiple of `least`: few enough that every worker has several."""
+    count, heads = max(1, high(x.queries)), high(x.batch) * x.heads
+    queries = most
+    while queries > 2 * least and heads * -(-count // queries) < 4 * target.cores:
+        queries //= 2
+    return min(queries, round_up(count, least))
+
+
+def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan:
+    """The Plan for a shape: blocks that leave scores, keys and values in the L2 cache; backward has
+    fewer keys, since more lies beside them."""
+    lanes, aligned = target.lanes(x.sum_dtype), invariant() and not backward
+    units = [
+        u.name
+        for u in target.matrix_units(x.dtype, x.dtype)
+        if (u.m, u.n, u.k) == (TILE, TILE, PAIR) and x.dtype is bfloat16
+    ]
+    if units and lanes == TILE:
+        queries = fitting(x, target, 128 if backward else 512, PAIR)
+        wide = 64 < max(x.width, x.value_width) <= 128
+        block = 128 if backward else 512 if wide else 256
+        keys = min(block, PAIR * max(1, -(-high(x.keys) // PAIR)))
+        part = 0 if backward else 64 if queries % 64 == 0 else PAIR
+        return CpuPlan(queries, keys, TILE, 2, TILE, units[0], part, aligned)
+    rows = 8 if target.multiplies_by_lane else 13 if target.vector_registers >= 32 else 5
+    across, panel = 2, 2 * lanes  # vectors of a register tile, and their elements
+    queries = max(panel, min(128, round_up(high(x.queries), panel)))
+    if not backward:
+        queries = fitting(x, target, 128 // panel * panel, panel)
+    keys = min((130 if backward else 256) // rows * rows, round_up(high(x.keys), rows))
+    return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=aligned)
+
+
 class TokenBlock(NamedTuple):
-    """A block of tokens: `take` brings it, the others are operands."""
+    """A block of tokens: `take(head, first, count)` brings it, the others are operands."""
 
     take: Callable[..., None]
     plain: Operand
@@ -119,23 +158,20 @@ class Vectors:
     # ---- operands -------------------------------------------------------------------------
 
     def keys(self, name: str, plain: bool, turned: bool) -> TokenBlock:
-        """Blocks of keys or values; `take(head, first, count)`."""
+        """Blocks of keys or values."""
         place = self.place(self.plan.keys, round_up(self.source.width(name), self.plan.panel))
-
-        def take(head: Any, first: Any, count: Any) -> None:
-            self.copy(name, head, first, count, place)
-
+        take = partial(self.copy, place, name)
         return TokenBlock(take, self.left(place), self.left(place, (1, 0)))
 
     def queries(self, name: str, deep: bool) -> TokenBlock:
-        """Blocks of queries or gradients; `take(head, first, stop)`."""
+        """Blocks of queries or gradients."""
         wide, queries = round_up(self.source.width(name), self.plan.panel), self.plan.queries
         across, rows = self.place(wide, queries, 0), self.place(queries, wide) if deep else None
 
-        def take(head: Any, first: Any, stop: Any) -> None:
+        def take(head: Any, first: Any, count: Any) -> None:
             self.take_transposed(name, head, first, across)
             if deep:
-                self.copy(name, head, first, stop - first, rows)
+                self.copy(rows, name, head, first, count)
 
         return TokenBlock(take, self.right(across), self.right(rows))
 
@@ -165,13 +201,13 @@ class Vectors:
         return Weights(put, self.right(scores) if deep else self.left(scores))
 
     @tile.function
-    def copy(self, name: str, head: Any, first: Any, count: Any, place: Any) -> None:
+    def copy(self, place: Any, name: str, head: Any, first: Any, count: Any) -> None:
         """place[r, :] = token first + r."""
         n = self.plan.lanes
         for r in tile.range(0, count, bounds=(0, place.shape[0] - 1)):
             token = self.source.place(name, head, first + r)
             for d in range(0, self.source.width(name), n):
-                place[r, d : d + n] = self.source.line(token, d, n)
+                place[r, d : d + n] = self.source.load(token, d, (n,))
 
     @tile.function
     def take_transposed(self, name: str, head: Any, first: Any, place: Any) -> None:
@@ -180,7 +216,8 @@ class Vectors:
         for i in tile.range(0, self.plan.queries, n):
             for d in tile.range(0, self.source.width(name), n):
                 inside = below(first + i, n, self.source.queries)
-                part = self.source.square(self.source.place(name, head, first + i), d, inside)
+                token = self.source.place(name, head, first + i)
+                part = self.source.load(token, d, (n, n), inside)
                 tile.store(place, (d, i), tile.cast(part, self.sum).T)
 
     # ---- products -------------------------------------------------------------------------
@@ -237,11 +274,8 @@ class TileUnit(Vectors):
         columns = self.tiles(-(-width // TILE), keys // PAIR) if turned else None
 
         def take(head: Any, first: Any, count: Any) -> None:
-            given = (name, head, first, first + count - 1, count)
-            if plain:
-                self.pack(ROWS, *given, rows)
-            if turned:
-                self.pack(TURNED, *given, columns)
+            given = (ROWS, rows), (TURNED, columns)
+            self.pack(given, name, head, first, first + count - 1, count)
 
         return TokenBlock(take, self.packed(rows), self.packed(columns))
 
@@ -251,11 +285,9 @@ class TileUnit(Vectors):
         across = self.tiles(queries // TILE, -(-width // PAIR))
         rows = self.tiles(queries // PAIR, round_up(width, PAIR) // TILE) if deep else None
 
-        def take(head: Any, first: Any, stop: Any) -> None:
-            given = (name, head, first, self.source.queries - 1, queries)
-            self.pack(COLUMNS, *given, across)
-            if deep:
-                self.pack(PAIRS, *given, rows)
+        def take(head: Any, first: Any, count: Any) -> None:
+            given = (COLUMNS, across), (PAIRS, rows)
+            self.pack(given, name, head, first, self.source.queries - 1, queries)
 
         return TokenBlock(
             take,
@@ -291,20 +323,28 @@ class TileUnit(Vectors):
 
     @tile.function
     def pack(
-        self, how: Packing, name: str, head: Any, first: Any, last: Any, count: Any, place: Any
+        self,
+        given: Sequence[tuple[Packing, Any]],
+        name: str,
+        head: Any,
+        first: Any,
+        last: Any,
+        count: Any,
     ) -> None:
-        """`count` tokens from the first on, up to whole pairs of tiles; past the last that one."""
+        """`count` tokens from the first on, up to whole pairs of tiles, in the places that there
+        are; past the last that one."""
         source, width = self.source, self.source.width(name)
-        together = tile.ceil_divide(count, PAIR) * (PAIR // how.tokens)
-        for i in tile.range(0, together, bounds=(0, max(0, tile.most(together) - 1))):
-            number = first + i * how.tokens
-            tokens = [
-                source.place(name, head, tile.minimum(number + r, last)) for r in range(how.tokens)
-            ]
+        for how, place in [(how, place) for how, place in given if place is not None]:
+            together = tile.ceil_divide(count, PAIR) * (PAIR // how.tokens)
             pieces = -(-width // how.wide)
-            for piece in tile.range(pieces) if how.turns else range(pieces):
-                lines = [source.line(token, piece * how.wide, how.wide) for token in tokens]
-                tile.store(place, how.at(i, piece), how.made(lines))
+            for i in tile.range(0, together, bounds=(0, max(0, tile.most(together) - 1))):
+                numbers = [
+                    tile.minimum(first + i * how.tokens + r, last) for r in range(how.tokens)
+                ]
+                tokens = [source.place(name, head, number) for number in numbers]
+                for piece in tile.range(pieces) if how.turns else range(pieces):
+                    lines = [source.load(t, piece * how.wide, (how.wide,)) for t in tokens]
+                    tile.store(place, how.at(i, piece), how.made(lines))
 
     # ---- products -------------------------------------------------------------------------
 

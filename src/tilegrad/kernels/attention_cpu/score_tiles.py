@@ -18,8 +18,7 @@ to memory that two programs share, so the order of every sum is fixed.
 Invariant: a result depends on the Plan alone, never on workers, batch or other heads; what is not
 seen is -inf, with a weight of 0, and a query that sees nothing gives 0 and a log-sum-exp of -inf;
 nothing is read past the keys that are seen. A key that no query sees gets the gradient 0; queries
-past the end have weights of 0 (their base is -inf). The file is long because forward and backward
-share what is done to a block of scores.
+past the end have weights of 0 (their base is -inf).
 """
 
 from __future__ import annotations
@@ -29,16 +28,13 @@ from operator import add
 from typing import Any
 
 from ... import tile
-from ...core.config import invariant
-from ...core.dtype import bfloat16, float32, int32
-from ...core.target import Target
+from ...core.dtype import float32, int32
 from ...ir.symbol import high, round_up
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
-from ..attention.holes import steepness
-from ..attention.shape import AttentionShape, Parameters, memories
-from ..attention.softmax import LN2, finite, times
-from .engine import PAIR, TILE, CpuPlan, Product, TileUnit, Vectors, Weights
+from ..attention.shape import Parameters, memories
+from ..attention.softmax import finite, times
+from .engine import CpuPlan, Product, TileUnit, Vectors, Weights
 from .source import Source, below
 
 MAGIC = 12582912.0  # 1.5 * 2**23: added to a small float32, its low bits are the nearest integer
@@ -145,21 +141,6 @@ class BodyWriter:
         weighs 1 leaves its value as it is."""
         return self.power((score - most) * self.factor)
 
-    def ended(self, most: Any, total: Any, begun: Any | None) -> tuple[Any, Any]:
-        """What sums over values are multiplied by (0 where nothing was seen), and the log-sum-exp
-        of rows, by their greatest scores; their sums began with an exponent of 2, if one is
-        given."""
-        shrink: Any = 1.0
-        most = most * self.factor
-        if begun is not None:
-            before, most = most, greater(begun, most)
-            base = finite(most)
-            shrink = self.power(before - base)
-            total = tile.multiply_add(total, shrink, self.power(begun - base))
-        none = total == 0.0
-        sums = tile.where(none, -tile.INF, most + tile.log2(total)) * LN2
-        return tile.where(none, 0.0, shrink / total), sums
-
 
 class Scored(BodyWriter):
     """Blocks of scores of a block of queries: what is done to them between the products."""
@@ -232,40 +213,6 @@ class Scored(BodyWriter):
 # ---- forward ------------------------------------------------------------------------------------
 
 
-def fitting(x: AttentionShape, target: Target, most: int, least: int) -> int:
-    """Queries of a program, a multiple of `least`: few enough that every worker has several."""
-    count, heads = max(1, high(x.queries)), high(x.batch) * x.heads
-    queries = most
-    while queries > 2 * least and heads * -(-count // queries) < 4 * target.cores:
-        queries //= 2
-    return min(queries, round_up(count, least))
-
-
-def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan:
-    """The Plan for a shape: blocks that leave scores, keys and values in the L2 cache; backward has
-    fewer keys, since more lies beside them."""
-    lanes, aligned = target.lanes(x.sum_dtype), invariant() and not backward
-    units = [
-        u.name
-        for u in target.matrix_units(x.dtype, x.dtype)
-        if (u.m, u.n, u.k) == (TILE, TILE, PAIR) and x.dtype is bfloat16
-    ]
-    if units and lanes == TILE:
-        queries = fitting(x, target, 128 if backward else 512, PAIR)
-        wide = 64 < max(x.width, x.value_width) <= 128
-        block = 128 if backward else 512 if wide else 256
-        keys = min(block, PAIR * max(1, -(-high(x.keys) // PAIR)))
-        part = 0 if backward else 64 if queries % 64 == 0 else PAIR
-        return CpuPlan(queries, keys, TILE, 2, TILE, units[0], part, aligned)
-    rows = 8 if target.multiplies_by_lane else 13 if target.vector_registers >= 32 else 5
-    across, panel = 2, 2 * lanes  # vectors of a register tile, and their elements
-    queries = max(panel, min(128, round_up(high(x.queries), panel)))
-    if not backward:
-        queries = fitting(x, target, 128 // panel * panel, panel)
-    keys = min((130 if backward else 256) // rows * rows, round_up(high(x.keys), rows))
-    return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=aligned)
-
-
 class Forward(Scored):
     """Writes the forward Body."""
 
@@ -286,7 +233,7 @@ class Forward(Scored):
     def prepare(self) -> None:
         """Queries; sums as they begin."""
         queries = self.plan.queries
-        self.q.take(self.head, self.first, self.stop)
+        self.q.take(self.head, self.first, self.stop - self.first)
         self.most[0:queries] = tile.full((queries,), -tile.INF, self.sum)
         self.total[0:queries] = tile.zeros((queries,), self.sum)
         self.engine.clear(self.result, queries)
@@ -355,9 +302,8 @@ class Forward(Scored):
         """Divide by the sums, turn, store; log-sum-exps."""
         n, source = self.lanes, self.source
         for i in tile.range(0, self.plan.queries, n):
-            begun = self.holes.begun()
             most, total = (tile.load(place, (i,), (n,)) for place in (self.most, self.total))
-            share, sums = self.ended(most, total, begun)
+            share, sums = self.holes.ended(most, total)
             token, inside = self.put("out", i, share)
             if "lse" in self.memory:
                 place = (source.batch, self.head, source.query_start + token)
@@ -389,7 +335,7 @@ class Backward(Scored):
         """Queries, gradients of their results; log-sum-exps as bases of powers, and deltas."""
         n = self.lanes
         for block in (self.q, self.dout):
-            block.take(self.head, self.first, self.stop)
+            block.take(self.head, self.first, self.stop - self.first)
         for i in tile.range(0, self.plan.queries, n):
             token = self.first + i
             base, delta = self.holes.known(token, n, below(token, n, self.stop))
@@ -429,7 +375,8 @@ class Backward(Scored):
         keep = self.kept(j, c, width)
         found = p * (times(tile.load(self.change_of[j, c : c + width]), keep) - delta)
         if self.bends is not None:
-            found = found * steepness(tile.load(self.bends[j, c : c + width]))
+            bent = tile.load(self.bends[j, c : c + width])
+            found = times(found, self.holes.slope(bent))
         if self.gradient.keys > 1:
             found = tile.where(tile.less(j, self.count), found, 0.0)
         return times(p, keep), found
@@ -513,15 +460,14 @@ class KeyGradient(Backward):
     def put_keys(self, name: str, every: Any) -> None:
         """Store the sums of the block; 0 for keys that are never seen."""
         n, source, sums = self.lanes, self.source, self.sums[name]
-        bounds, scale = (0, self.plan.keys - 1), self.x.scale if name == "dk" else 1.0
-        zeros = tile.zeros((n,), self.sum)
-        seen, unseen = (0, self.count, True), (self.count, every, False)
-        for first, stop, there in (seen, unseen) if "key_lengths" in self.x.extras else (seen,):
-            for r in tile.range(first, stop, bounds=bounds):
-                place = source.place(name, self.key_head, self.key + r)
-                for d in range(0, source.width(name), n):
-                    line = tile.load(sums[r, d : d + n]) if there else zeros
-                    source.put(place, d, line * scale)
+        scale = self.x.scale if name == "dk" else 1.0
+        for r in tile.range(0, every, bounds=(0, self.plan.keys - 1)):
+            place = source.place(name, self.key_head, self.key + r)
+            for d in range(0, source.width(name), n):
+                line = tile.load(sums[r, d : d + n]) * scale
+                if "key_lengths" in self.x.extras:
+                    line = tile.where(tile.less(r, self.count), line, 0.0)
+                source.put(place, d, line)
 
 
 BACKWARD = (QueryGradient, KeyGradient)  # all gradients

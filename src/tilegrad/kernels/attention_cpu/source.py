@@ -101,20 +101,18 @@ class Source:
         """What keys (0) or values (1) of a key head are to be multiplied by; None for 1."""
         return None
 
-    def line(self, place: Place, d: Any, size: int, i: Any = 0) -> Any:
-        """`size` elements of a token, 0 past its width."""
-        return self.load(place, i, d, (size,), below(d, size, self.width(place.name)))
-
-    def square(self, place: Place, d: Any, inside: Any | None) -> Any:
-        """lanes tokens, those that are `inside`, by lanes of d."""
-        n, rows = self.lanes, None if inside is None else inside[:, None]
-        mask = and_masks(rows, below(d, n, self.width(place.name)))
-        return self.load(place, 0, d, (n, n), mask)
-
-    def load(self, place: Place, i: Any, d: Any, shape: tuple[int, ...], mask: Any | None) -> Any:
-        """A tile of tokens, or of one."""
+    def load(
+        self, place: Place, d: Any, shape: tuple[int, ...], inside: Any | None = None, i: Any = 0
+    ) -> Any:
+        """A tile of tokens, those `inside`, or a part of the i-th one; 0 past its width."""
+        mask = self.mask(place, d, shape[-1], inside)
         axes, index = self.axes(place.name, len(shape)), place.at(place.name, i, d)
         return tile.load(self.memory[place.name], index, shape, axes=axes, mask=mask)
+
+    def mask(self, place: Place, d: Any, size: int, inside: Any | None) -> Any | None:
+        """Which elements of tokens, those that are `inside`, lie within the width."""
+        rows = None if inside is None else inside[:, None]
+        return and_masks(rows, below(d, size, self.width(place.name)))
 
     def axes(self, name: str, count: int) -> tuple[int, ...]:
         """The axes that a tile has: tokens and d, or d alone."""
@@ -123,8 +121,7 @@ class Source:
 
     def put(self, place: Place, d: Any, part: Any, inside: Any | None = None) -> None:
         """Write a piece of a token, or a square of those that are `inside`."""
-        rows = None if inside is None else inside[:, None]
-        mask = and_masks(rows, below(d, self.lanes, self.width(place.name)))
+        mask = self.mask(place, d, self.lanes, inside)
         axes, index = self.axes(place.name, part.ndim), place.at(place.name, 0, d)
         tile.store(self.memory[place.name], index, part, axes=axes, mask=mask)
 

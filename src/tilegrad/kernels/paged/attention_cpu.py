@@ -30,7 +30,7 @@ from ...ir.symbol import high
 from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters
 from ..attention.tile_order import block_at
-from ..attention_cpu import score_tiles
+from ..attention_cpu import engine, score_tiles
 from ..attention_cpu.decode import LEAST_PART, plan_of, streamed
 from ..attention_cpu.engine import CpuPlan
 from ..attention_cpu.source import Place, Source
@@ -61,7 +61,7 @@ def choose(x: PagedShape, target: Target) -> CpuPlan:
 def prefill_plan(x: PagedShape, target: Target) -> CpuPlan:
     """The Plan for many new tokens a request."""
     of = shape_of(x)
-    return score_tiles.choose(replace(of, queries=high(of.queries), keys=high(of.keys)), target)
+    return engine.choose(replace(of, queries=high(of.queries), keys=high(of.keys)), target)
 
 
 def parts_of(x: PagedShape, target: Target) -> int:

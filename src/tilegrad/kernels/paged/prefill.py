@@ -34,7 +34,7 @@ from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import STARTS, AttentionShape, Parameters
 from ..attention.shape import parameters as attention_parameters
 from ..attention.softmax import first_of
-from ..attention.tile_order import TileOrder, Work, bounded
+from ..attention.tile_order import TileOrder, Tokens, Work, bounded
 from .shape import PagedShape, attention_of
 from .shape import parameters as step_parameters
 from .steps import page_numbers, page_part
@@ -127,7 +127,7 @@ class _Listed(TileOrder):
         self.low, self.high = None if window is None else last - window, last
         x = replace(x, band=(self.low, self.high))
         holes = Holes(x, self.memory, 0, head, query_start=start, key_start=0)
-        return self.blocks_seen(holes, first, queries, limit, sequence)
+        return self.blocks_seen(Tokens(holes, first, queries, limit, sequence))
 
 
 class _Prefill(WideAttention):
