@@ -68,7 +68,7 @@ def shared_bytes(body: Body, target: Target) -> Findings:
     """Places and barriers against the Scope, with the alignment that swizzles need."""
     if "shared" not in target.memories:
         return []
-    at, slack, places = 0, 0, list[Node]()
+    at, slack, shared = 0, 0, list[Node]()
     for node in body.block.find("allocate", "barrier"):
         if node.op.name == "barrier":
             at = round_up(at, 8) + 8 * node.attrs["stages"]
@@ -76,12 +76,12 @@ def shared_bytes(body: Body, target: Target) -> Findings:
             span = SPANS.get(memory_of(node).layout, 0)
             at = round_up(at, 8 * span or 128) + place_bytes(node)
             slack = SLACK if span else slack
-            places.append(node)
+            shared.append(node)
     have, at = target.memories["shared"].bytes, at + slack
     if at <= have:
         return []
     text = f"places and barriers of {body.name} take {at} bytes of shared memory, which has {have}"
-    return [finding("shared_bytes", text, max(places, key=place_bytes, default=None))]
+    return [finding("shared_bytes", text, max(shared, key=place_bytes, default=None))]
 
 
 # ---- shapes that copies and matrix ops accept ---------------------------------------------------

@@ -115,7 +115,7 @@ class KernelCallee(Callee):
     @property
     def level(self) -> str:
         """'placed' if a Body is, else 'portable'."""
-        levels = {body.notes.get("level", "portable") for body, _ in self.launches}
+        levels = [body.notes.get("level") for body, _ in self.launches]
         return "placed" if "placed" in levels else "portable"
 
     @cached_property

@@ -312,19 +312,19 @@ class Interpreter:
         assert order is not None and order.late is not None and role is not None
         ranks, counts = order.reached(role, node, land, values), order.late
         order.late = []
-        source: Located | None = None
-        parts: list[Any] = []
-        if land.source is None:
-            value = values[node.inputs[1]]
-            parts = np.split(value, land.parts) if land.parts else [value] * len(ranks)
+        given: Sequence[Any]
+        if land.source is not None:
+            given = located(values, node, [land.source]) * len(ranks)
+        elif land.parts:
+            given = np.split(values[node.inputs[1]], land.parts)
         else:
-            (source,) = located(values, node, [land.source])
-        for place, (rank, count) in enumerate(zip(ranks, counts)):
+            given = [values[node.inputs[1]]] * len(ranks)
+        for rank, count, one in zip(ranks, counts, given):
             storage = self.remote(frame, node, land.into.memory, rank)
             into = Located(storage, *storage.elements(land.into, values, node), True)
 
-            def work(into: Located = into, place: int = place, count: Any = count) -> None:
-                into.write(parts[place] if source is None else source.read())
+            def work(into: Located = into, one: Any = one, count: Any = count) -> None:
+                into.write(one.read() if isinstance(one, Located) else one)
                 count()
 
             self.machine.issue(("copy", id(count)), 0, work)

@@ -14,7 +14,7 @@ from ..core.errors import UserError
 from ..core.target import Target
 
 SWIZZLES = ("none", "xor")
-# How a search space may spell the parts of a Plan (the last three come from the block).
+# How a search space may spell the numbers of a Plan.
 SPELLINGS = {
     "BM": "m",
     "BN": "n",
@@ -26,6 +26,9 @@ SPELLINGS = {
     "m": "m",
     "n": "n",
     "k": "k",
+    "warps": "warps",
+    "stages": "stages",
+    "vector": "vector",
 }
 
 
@@ -51,8 +54,6 @@ class Plan:
                 known["m"], known["n"] = _pair(value)
             elif name in SPELLINGS:
                 known[SPELLINGS[name]] = _positive(name, value)
-            elif name in ("warps", "stages", "vector"):
-                known[name] = _positive(name, value)
             elif name == "swizzle":
                 if value not in SWIZZLES:
                     raise UserError("unknown swizzle", op="schedule", expected=SWIZZLES, got=value)
