@@ -11,7 +11,6 @@ Invariant: a Plan that `tuned` gives can be built for the problem asked for, on 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -108,9 +107,10 @@ def for_any_rows(x: Operands, target: Target) -> Iterator[Choice[Any]]:
 def _keys(x: Operands, target: Target, epilogue: str) -> Iterator[tuple[str, int]]:
     """Keys to ask for, the nearest first, with the m that they were measured at."""
     own, m = machine_name(target), high(x.m)
-    nearest = (own, SAME_MACHINE.get(own, own)), (m, bucket(m)), (epilogue, PLAIN)
-    for machine, size, kind in itertools.product(*map(dict.fromkeys, nearest)):
-        yield problem_key(x, machine, kind, size), size
+    for machine in dict.fromkeys((own, SAME_MACHINE.get(own, own))):
+        for size in dict.fromkeys((m, bucket(m))):
+            for kind in dict.fromkeys((epilogue, PLAIN)):
+                yield problem_key(x, machine, kind, size), size
 
 
 def fits(x: Operands, plan: WidePlan, turned: bool, target: Target, measured: int) -> bool:

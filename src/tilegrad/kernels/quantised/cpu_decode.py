@@ -30,12 +30,11 @@ from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..matmul.shape import among
-from .cpu_parts import QUADS, ROWS, STEP, parts
+from .cpu_parts import ALL_SIGNS, QUADS, ROWS, STEP, parts
 from .cpu_tokens import Line
 from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import doubled, moved, surrounded, there
 
-ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
 AHEAD, NEAR = 4096, 512  # bytes of codes that are asked for before they are read; on Arm
 MOST_TOKENS = 1 << 30  # as many as there are
