@@ -40,11 +40,10 @@ class JointMatmul(WideMatmul):
         prologue: Prologue | None = None,
     ) -> None:
         self.weights, self.results = (list(map(tile.memory, x)) for x in (weights, results))
-        self.products = x.products
         few = x.span(plan.tile)[0] <= 128  # of more consumers' registers it would take too many
         apart = x.gated and not x.turned
         self.joined = apart and x.b_along_k and few
-        self.apart = self.products if apart and not self.joined else 0
+        self.apart = x.products if apart and not self.joined else 0
         varying = [w for w in weights if w.type.use != "constant"]  # type: ignore[union-attr]
         first = [*varying, weights[0]][0]  # all are read early, or none
         pair = (first, tokens) if x.turned else (tokens, first)

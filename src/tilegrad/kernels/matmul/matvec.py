@@ -192,7 +192,7 @@ class GroupedMatvec(Matvec):
     @tile.function
     def take(self, block: Any, row: Any) -> None:
         """All rows of a block by its number, if there is one."""
-        rows, groups = high(self.x.m), high(self.x.batch)
+        rows, _, _, groups = self.x.most
         if tile.less(block, listed(self.blocks, 0, 0, rows)):
             group, first, last = block_at(self.blocks, block, groups, rows)
             loaded = self.rows_of([w[group] for w in self.weights], row)

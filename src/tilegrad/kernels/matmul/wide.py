@@ -46,7 +46,6 @@ SMALL = 96  # columns of sums that take few registers
 class WideMatmul(Moving):
     """Writes one Body."""
 
-    products = 1  # whose sums an epilogue takes
     joined = False  # products side by side in one accumulator
     apart = 0  # products whose tiles of b have places of their own
     ways = 1  # consumers of the same 64 rows
@@ -65,6 +64,7 @@ class WideMatmul(Moving):
         ask: Ask | None = None,
     ) -> None:
         self.x, self.plan, self.b = x, plan, b
+        self.products = x.products  # whose sums an epilogue takes
         self.epilogue: Any = epilogue and tile.outside(epilogue)
         self.prologue = prologue and tile.outside(prologue)
         self.ask = ask and tile.outside(ask)

@@ -30,12 +30,11 @@ from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..matmul.shape import among
-from .cpu_parts import QUADS, ROWS, STEP, parts
+from .cpu_parts import ALL_SIGNS, QUADS, ROWS, STEP, parts
 from .cpu_tokens import Line
 from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import doubled, moved, surrounded, there
 
-ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
 AHEAD, NEAR = 4096, 512  # bytes of codes that are asked for before they are read; on Arm
 MOST_TOKENS = 1 << 30  # as many as there are
@@ -217,14 +216,14 @@ class Decode(Lines):
         self.turns = [range(0, ROWS, self.rows_at_once)]  # rows whose codes are read together
         self.sides = 2 if around.gated else 1  # blocks of rows that results are made of
         self.blocks = round_up(shape.outputs, ROWS) // ROWS // self.sides
-        self.programs = self.count = min(programs(shape, target), self.blocks)
+        self.programs = min(programs(shape, target), self.blocks)
 
     @tile.function
     def work(self, program: Any) -> None:
         """Tokens, `most` at a time, with the blocks of rows that the program has."""
         tokens = self.shape.tokens
         self.allocate_scratch()
-        ends = [(program + i) * self.blocks // self.count for i in range(2)]
+        ends = [(program + i) * self.blocks // self.programs for i in range(2)]
         if self.shape.groups > 1:
             for number in tile.range(self.shape.groups):
                 self.base = number * self.blocks
@@ -270,15 +269,12 @@ class Decode(Lines):
         count = self.tokens
         several = self.together(count)
         whole = count // several * several
-        parts_ = [(several, 0, whole)]
-        if not isinstance(count, int):
-            parts_.append((1, whole, count))
-        elif count % several:
-            parts_.append((count % several, whole, count))
-        for each, first, stop in parts_:
-            bounds = (0, max(0, self.most - each))
-            for tokens in tile.range(first, stop, each, bounds=bounds):
-                self.results(block, tokens, each)
+        rest = count % several if isinstance(count, int) else 1  # at a time
+        for each, first, stop in ((several, 0, whole), (rest, whole, count)):
+            if each:
+                bounds = (0, max(0, self.most - each))
+                for tokens in tile.range(first, stop, each, bounds=bounds):
+                    self.results(block, tokens, each)
 
     def together(self, tokens: Any) -> int:
         """Tokens whose sums are kept in registers at a time, nearly equal parts of all."""
@@ -302,11 +298,10 @@ class Decode(Lines):
                     factor = tile.load(self.factors, token)
                     own = [x * factor for x in own]
                 bias, residual = (
-                    tile.load(self.memory[name], where, size, mask=mask) if wanted else None
-                    for name, where, wanted in (
-                        ("bias", row, around.bias),
-                        ("residual", at, around.residual),
-                    )
+                    tile.load(self.memory[name], where, size, mask=mask)
+                    if name in self.memory
+                    else None
+                    for name, where in (("bias", row), ("residual", at))
                 )
                 value = surrounded(own, bias, residual)
                 self.put(value.to(shape.dtype), self.first + token, block, part, mask)

@@ -16,12 +16,12 @@ from ...core.dtype import int32
 from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high
 from ...tile.build import Body
-from .cpu_decode import ALL_SIGNS, Decode, Lines, Weights
-from .cpu_parts import QUADS, ROWS, STEP
+from .cpu_decode import Decode, Lines, Weights
+from .cpu_parts import ALL_SIGNS, QUADS, ROWS, STEP
 from .cpu_tokens import Line
 from .shape import QuantisedShape, parameters
+from .words import BYTES
 
-EACH_BYTE = 0x01010101
 TAKEN_TOKENS = 8  # whose lines a program makes, where there are many
 MANY_TOKENS = 48  # that are taken for a block of rows at a time, where there are many
 
@@ -51,7 +51,7 @@ class Panel(Weights):
         for step in tile.range(self.shape.columns // STEP):
             for j, quad in enumerate(self.stored.quads(block, step)):
                 if centre:
-                    quad = (quad | ALL_SIGNS) - centre * EACH_BYTE ^ ALL_SIGNS
+                    quad = (quad | ALL_SIGNS) - centre * BYTES ^ ALL_SIGNS
                 tile.store(self.memory["codes"], (step * QUADS + j, 0), quad)
             for group, *values in self.stored.groups(block, step):
                 for name, value in zip(("scale", "minimum"), values):

@@ -24,6 +24,7 @@ from .shape import Part, QuantisedShape
 ROWS = 16  # of a block
 STEP = 32  # columns
 QUADS = STEP // 4
+ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 
 
 def parts(shape: QuantisedShape) -> list[Part]:
@@ -74,7 +75,7 @@ def _words(form: Format, layout: Layout, fields: dict[str, Array]) -> Array:
     if form.name in ("Q4_0", "Q4_1", "Q4_Z", "MXFP4"):
         return _whole(fields["nibbles"])
     if form.name == "Q8_0":
-        return _whole(fields["codes"]) ^ np.int32(-0x7F7F7F80)  # 0x80 in each byte
+        return _whole(fields["codes"]) ^ np.int32(ALL_SIGNS)
     assert form.codes is not None
     codes = form.codes(NUMPY, fields).view(np.uint8) + np.uint8(layout.centre)
     codes = codes.reshape(len(codes), -1, QUADS, 4)  # (n, steps, quads, columns)

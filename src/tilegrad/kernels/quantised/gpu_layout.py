@@ -163,8 +163,8 @@ def _scales(shape: QuantisedShape, fields: dict[str, Array], n: int) -> dict[str
         return {"scales": fields["power"].reshape(n, -1)}
     found = fields["scale"].reshape(n, -1)
     if x.least:
-        both = np.stack([found, fields[x.least].reshape(n, -1)], axis=-1)  # the first one is low
-        found = both.view(np.int32)[..., 0]
+        two = np.stack([found, fields[x.least].reshape(n, -1)], axis=-1)  # the first one is low
+        found = two.view(np.int32)[..., 0]
     made = {"scales": found}
     if x.two_levels:
         scale, minimum = shape.format.whole_scales(fields)

@@ -205,14 +205,13 @@ class PackedMatmul(WideMatmul):
             tile.memory(memory[name]) if name in memory else None for name in ("bias", "residual")
         )
         self.scales = tile.memory(memory["scales"])
-        self.products = 2 if around.gated else 1
-        self.ways = plan.ways
-        turns = DEPTH // PART // plan.ways * self.products
+        self.ways, x = plan.ways, operands_of(shape, around)
+        turns = DEPTH // PART // plan.ways * x.products
         if plan.tile[2] != DEPTH or turns % 2:  # words are written in turn, two by two
             raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
         self.notes = {"level": "placed"}
         first = (memory["codes"], memory["x"], memory["out0"])
-        super().__init__(operands_of(shape, around), plan, b, first)
+        super().__init__(x, plan, b, first)
         self.epilogue = self.surrounded
 
     # ---- the ring -----------------------------------------------------------------------------
