@@ -97,18 +97,20 @@ class _Joiner:
         found: list[list[Region]] = []
         for second in regions:
             for first in regions:
-                taken = any(r in pair for pair in found for r in (first, second))
-                if taken or not second.reads & set(first.values):
+                pair = [first, second]
+                taken = any(r in other for other in found for r in pair)
+                if taken or second.reads.isdisjoint(first.values):
                     continue
-                if self.may_gate(first, second) and self.pays([first, second], True):
-                    found.append([first, second])
+                if self.may_gate(pair) and self.pays(pair, True):
+                    found.append(pair)
         return found
 
-    def may_gate(self, first: Region, second: Region) -> bool:
+    def may_gate(self, pair: Sequence[Region]) -> bool:
         """Whether the second reads the first at its own element only, and nothing between."""
-        if first.values[0].shape != second.values[0].shape:
+        first, second = pair
+        if first.anchor.shape != second.anchor.shape:
             return False
-        if not self.closed([first, second]) or not self.in_time([first, second]):
+        if not self.closed(pair) or not self.in_time(pair):
             return False
         joint = replace(first, values=[*first.values, *second.values])
         return all(self.fuser.aligned(v, joint) for v in joint.values if v.op is not ops.dot)
@@ -119,16 +121,15 @@ class _Joiner:
         while left:
             some = [left.pop(0)]
             for region in list(left):
-                free = not any(
-                    region.needs >> a.number & 1 or a.needs >> region.number & 1 for a in some
-                )
+                more = [*some, region]
+                own, _ = _together(more)
                 if (
-                    free
+                    not any(r.needs & own for r in more)
                     and len(some) < MOST_WEIGHTS
-                    and self.in_time([*some, region])
-                    and joint_operands([self.wide(r) for r in [*some, region]], False)
+                    and self.in_time(more)
+                    and joint_operands([self.wide(r) for r in more], False)
                 ):
-                    some.append(region)
+                    some = more
                     left.remove(region)
             if len(some) > 1 and self.pays(some, False):
                 found.append(some)
@@ -145,8 +146,8 @@ class _Joiner:
         late = every & ~reduce(operator.and_, (r.needs | own for r in regions))
         if late.bit_count() > APART:
             return False
-        kinds = [r.kind for r in self.fuser.regions if late >> r.number & 1]
-        return not any(kind in ORDERED for kind in kinds)
+        between = [r for r in self.fuser.regions if late >> r.number & 1]
+        return not any(r.kind in ORDERED for r in between)
 
     def pays(self, regions: Sequence[Region], gated: bool) -> bool:
         """Whether the model expects one launch to be faster than one for each."""

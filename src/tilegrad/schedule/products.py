@@ -79,13 +79,16 @@ def too_long(region: Region, rounded: set[Node]) -> bool:
 
 def copies(region: Region) -> int:
     """How many times an epilogue's instructions are emitted: sums of a thread, in every role."""
-    made = WideDot(region)
-    plan = None if made.choice is None else made.choice.plan
-    if isinstance(plan, WidePlan):
-        return plan.tile[0] * plan.tile[1] // 128
-    if isinstance(plan, ThreadPlan):
-        return plan.tile[0] * plan.tile[1] // (32 * plan.warps[0] * plan.warps[1])
-    return tiled_copies(region.anchor) if plan is None else 1
+    choice, warps = WideDot(region).choice, 4
+    if choice is None:
+        rows, columns, warps = tile_of(problem_of(region.anchor))
+    elif isinstance(choice.plan, (WidePlan, ThreadPlan)):
+        rows, columns, _ = choice.plan.tile
+        if isinstance(choice.plan, ThreadPlan):
+            warps = math.prod(choice.plan.warps)
+    else:
+        return 1
+    return rows * columns // (32 * warps)
 
 
 def cut(region: Region, fuser: Fuser) -> None:
@@ -190,12 +193,6 @@ def tile_of(problem: Problem) -> tuple[int, int, int]:
     if invariant():
         rows = columns = SIDE
     return rows, columns, min(4, rows * columns // (LEAST_SIDE * LEAST_SIDE))
-
-
-def tiled_copies(dot: Node) -> int:
-    """Results of a tile that a thread has."""
-    rows, columns, warps = tile_of(problem_of(dot))
-    return rows * columns // (32 * warps)
 
 
 def product_dtype(dtype: DType, accumulator: DType) -> DType:

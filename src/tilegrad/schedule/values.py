@@ -67,15 +67,12 @@ def hand_over(lowering: Lowering) -> None:
         found = _until_products(node, readers, given)
         if found is None:
             continue
-        dots = {_product(i) for scaled in found[1] for i in scaled.inputs} - {None}
+        dots = {dot for scaled in found[1] for i in scaled.inputs if (dot := _product(i))}
         if node.size == 1:  # each program reads the whole row
-            if not all(streams(dot) for dot in dots if dot is not None):
+            if not all(map(streams, dots)):
                 continue
-            values -= {
-                dot.inputs[0]
-                for dot in dots
-                if dot is not None and _recomputed_by_all(dot.inputs[0], readers, given)
-            }
+            rows = {dot.inputs[0] for dot in dots}
+            values -= {row for row in rows if _recomputed_by_all(row, readers, given)}
         values -= found[0]
         values |= {_rounded(scaled, readers) for scaled in found[1]}
 
@@ -184,7 +181,7 @@ KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads tha
 
 def recompute_cheap(lowering: Lowering) -> None:
     """The pass: take such values out, as long as a Kernel does not grow too large."""
-    extents, arguments, order = lowering.fuser.extents, lowering.arguments, lowering.order()
+    extents, arguments, order = lowering.fuser.extents, set(lowering.arguments), lowering.order()
     given, values, readers = {*arguments, *lowering.results}, extents.values, users(order)
     for node in order:
         if (
@@ -196,15 +193,13 @@ def recompute_cheap(lowering: Lowering) -> None:
         extents.note(node)
 
 
-def _is_recomputed(
-    node: Node, readers: Readers, values: set[Node], arguments: Sequence[Node]
-) -> bool:
+def _is_recomputed(node: Node, readers: Readers, values: set[Node], arguments: set[Node]) -> bool:
     """Whether a value is better computed by each of its readers."""
     if node.op not in INLINE or node.op in KEPT:
         return False
     if not isinstance(node.type, Array) or node.op in MOVEMENT:
         return False
-    if _is_index(node, readers, values, set(arguments)):
+    if _is_index(node, readers, values, arguments):
         return True
     if any(_reads_stored(reader) for reader in readers_through(node, readers)):
         return False
