@@ -233,7 +233,7 @@ class Sweeper(RowSweeps, ThreadPart):
         for n, o in enumerate(sweep.online):
             own = [part[len(sweep.reduces) + n] for part in parts]
             old = values[first + 3 * n : first + 3 * n + 3]
-            result += self.online.take_exponentials(shifts[o.largest], own, *old)
+            result += self.online.take_exponentials(shifts[o.largest], own, old)
         return result
 
     def finish(self, sweep: Sweep, values: list[Node]) -> None:
@@ -242,7 +242,7 @@ class Sweeper(RowSweeps, ThreadPart):
         tops = {v: own[0] for v, own in shared_out(sweep.reduces, values)}
         rest = values[len(values) - 3 * len(sweep.online) :]
         for n, o in enumerate(sweep.online):
-            self.online.finish(o, sweep.row, tops[o.largest], *rest[3 * n : 3 * n + 3])
+            self.online.finish(o, sweep.row, tops[o.largest], rest[3 * n : 3 * n + 3])
 
 
 # ---- sums of exponentials ------------------------------------------------------------------------
@@ -324,10 +324,10 @@ class OnlineSums(ThreadPart):
         return b.apply("maximum", old, b.cast(own, old.dtype))
 
     def take_exponentials(
-        self, largest: Node, parts: Sequence[Part], total: Node, before: Node, scaled_shift: Node
+        self, largest: Node, parts: Sequence[Part], old: Sequence[Node]
     ) -> list[Node]:
         """The sum, its factor and scaled shift with some tiles taken in, whose largest is known."""
-        b = self.b
+        b, (total, before, scaled_shift) = self.b, old
         factor, after = self.e.exponent(largest)
         most = _most(after.dtype)
         after = b.apply("minimum", b.apply("maximum", after, -most), most)
@@ -344,17 +344,9 @@ class OnlineSums(ThreadPart):
             shrink = b.where(b.apply("equal", before, factor), shrink, 0.0)
         return [b.apply("multiply_add", total, shrink, grown), factor, after]
 
-    def finish(
-        self,
-        online: Online,
-        row: Size,
-        largest: Node,
-        total: Node,
-        before: Node,
-        scaled_shift: Node,
-    ) -> None:
+    def finish(self, online: Online, row: Size, largest: Node, own: Sequence[Node]) -> None:
         """Combine the lanes, by the shift of the whole row."""
-        b = self.b
+        b, (total, before, scaled_shift) = self.b, own
         shift = self.e.value(online.shift, reduce_index(online.total, row, 0))
         factor, after = self.e.exponent(shift)
         apart = b.apply("subtract", scaled_shift, after)
