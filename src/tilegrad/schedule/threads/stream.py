@@ -23,7 +23,7 @@ from ..access import atom_of
 from ..family import Bodies
 from ..lines import Sweep
 from .space_threads import ThreadSpace
-from .sweep import Kept, Part, Sweeper, busy, lanes_of, read_again, sweeps_of
+from .sweep import Kept, Part, Sweeper, busy, lanes_of, reread, sweeps_of
 from .tiles import ThreadSheet, ask, have, lane_numbers
 
 TILES = 4  # of a turn
@@ -46,7 +46,7 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Kept | None:
     found = busy(sweeps_of(space, row, lanes))
     if len(found) != 2 or found[0].writes or found[1].reduces:
         return None
-    reads = read_again(space, found, lane)
+    reads = reread(space, found, lane)
     step, each = TILES * lanes, sum(n.dtype.size for n, _ in reads)
     if not reads or 2 * columns * each <= shared.bytes:
         return None

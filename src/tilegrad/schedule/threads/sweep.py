@@ -74,7 +74,7 @@ def busy(sweeps: Sequence[tuple[int, Sweep]]) -> list[Sweep]:
     return [sweep for _, sweep in sweeps if sweep.reduces or sweep.writes]
 
 
-def read_again(space: ThreadSpace, sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
+def reread(space: ThreadSpace, sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
     """What the first of some sweeps reads along the lanes, and a later one as well."""
     first, *later = [reads_of_sweep(space, sweep, lane, lane) for sweep in sweeps]
     return [place for place in first if any(place in reads for reads in later)]
@@ -103,16 +103,16 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     of a program."""
     columns = space.region.columns
     lane = atom_of("lane", columns)
-    again = read_again(space, busy(sweeps), lane)
+    kept = reread(space, busy(sweeps), lane)
     shared = space.target.memories.get("shared")
-    if not again or shared is None or not isinstance(columns, int) or space.inner != columns:
+    if not kept or shared is None or not isinstance(columns, int) or space.inner != columns:
         return WARPS, Kept()
     lanes = lanes_of(space, MANY_WARPS)
-    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in again)
+    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in kept)
     size = min(room, columns) // lanes * lanes
     if size * 4 < columns or invariant():  # more threads would add in another order
         return WARPS, Kept()
-    return MANY_WARPS, Kept(size, (lane,), again)
+    return MANY_WARPS, Kept(size, (lane,), kept)
 
 
 class Sweeper(RowSweeps, ThreadPart):
@@ -164,14 +164,14 @@ class Sweeper(RowSweeps, ThreadPart):
 
         def turn(base: Size, count: int, whole: int) -> None:
             """Tiles from base on, of which the first `whole` need no mask."""
-            places = [(base + k * lanes, k < whole) for k in range(count)]
+            starts = [(base + k * lanes, k < whole) for k in range(count)]
             asked: list[tuple[list[Place], list[Node]]] = [([], [])] * count
             for k in range(count if sweep.writes and count > 1 else 0):  # before any is written
-                with self.tile(sweep, places[k][0], stop, places[k][1]) as (_, lane):
+                with self.tile(sweep, starts[k][0], stop, starts[k][1]) as (_, lane):
                     reads = reads_of_sweep(self.space, sweep, lane, outer * sweep.inner + lane)
                     asked[k] = reads, ask(e, reads)
             parts = []
-            for (at, inside), known in zip(places, asked):
+            for (at, inside), known in zip(starts, asked):
                 with self.tile(sweep, at, stop, inside) as (_, lane):
                     have(e, *known)
                     if self.kept.within:
