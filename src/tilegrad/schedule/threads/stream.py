@@ -23,7 +23,7 @@ from ..access import atom_of
 from ..family import Bodies
 from ..lines import Sweep
 from .space_threads import ThreadSpace
-from .sweep import Kept, Part, Sweeper, busy, lanes_of, read_again, sweeps_of
+from .sweep import Kept, Part, Sweeper, busy, lanes_of, reread, sweeps_of
 from .tiles import ThreadSheet, ask, have, lane_numbers
 
 TILES = 4  # of a turn
@@ -46,7 +46,7 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Kept | None:
     found = busy(sweeps_of(space, row, lanes))
     if len(found) != 2 or found[0].writes or found[1].reduces:
         return None
-    reads = read_again(space, found, lane)
+    reads = reread(space, found, lane)
     step, each = TILES * lanes, sum(n.dtype.size for n, _ in reads)
     if not reads or 2 * columns * each <= shared.bytes:
         return None
@@ -74,16 +74,14 @@ class StreamedRows(Sweeper):
         self.kept.allocate(b)
         with self.e.scope():
             values = self.start(first)
-            values, rest = self.fill(first, values)
-        self.width, found = len(values), [*values, *_flat(rest)]
+            self.width, found = len(values), self.fill(first, values)
         bounds = (0, rows - 1 - programs)
         for row in b.each("row", p, rows - programs, programs, found, bounds=bounds):
             with self.e.scope():
                 after = self.sweeps_at(row + programs)[0]
                 ahead = self.asked(after, 0, TILES)
                 second = self.end_row(row, found)
-                values, rest = self.exchange(second, after, self.start(after), ahead)
-                found[:] = [*values, *_flat(rest)]
+                found[:] = self.exchange(second, after, self.start(after), ahead)
         whole = floor_divide(rows - 1 - p, programs)
         last = whole * programs + p
         second = self.end_row(last, found)
@@ -181,14 +179,15 @@ class StreamedRows(Sweeper):
 
     # ---- rows -----------------------------------------------------------------------------
 
-    def fill(self, sweep: Sweep, values: list[Node]) -> tuple[list[Node], Raw]:
-        """The first row: into shared memory, reduced; its rest asked for."""
+    def fill(self, sweep: Sweep, values: list[Node]) -> list[Node]:
+        """The first row: into shared memory, reduced; its rest asked for. Gives the accumulators
+        and the rest, as a loop carries them."""
         for base in self.b.each("i", 0, self.kept.size, TILES * self.lanes, values):
             with self.e.scope():
                 tiles = self.asked(sweep, base, TILES)
                 self.keep_tiles(base, tiles)
                 values[:] = self.take_tiles(sweep, base, TILES, tiles, values)
-        return values, self.asked_rest(sweep)
+        return [*values, *_flat(self.asked_rest(sweep))]
 
     def end_row(self, row: Size, carried: list[Node]) -> Sweep:
         """Reduce and write what shared memory does not hold of a row, with what the row has one
@@ -212,12 +211,9 @@ class StreamedRows(Sweeper):
         self.write_tiles(sweep, base, self.rest, whole)
         return values
 
-    def exchange(
-        self, writes: Sweep, sweep: Sweep, values: list[Node], ahead: Raw
-    ) -> tuple[list[Node], Raw]:
+    def exchange(self, writes: Sweep, sweep: Sweep, values: list[Node], ahead: Raw) -> list[Node]:
         """Write a row from shared memory and put the next one there, which a sweep reduces."""
-        b, count, step = self.b, len(values), TILES * self.lanes
-
+        count, step = self.width, TILES * self.lanes
         found = [*values, *_flat(ahead)]
 
         def trip(base: Size, last: bool) -> None:
@@ -231,10 +227,10 @@ class StreamedRows(Sweeper):
                 found[:] = [*taken, *_flat(new)]
 
         end = self.kept.size - step
-        for base in b.each("i", 0, end, step, found):
+        for base in self.b.each("i", 0, end, step, found):
             trip(base, False)
         trip(end, True)
-        return found[:count], self.tiles_of(found[count:])
+        return found
 
     def empty(self, writes: Sweep) -> None:
         """Write the last row from shared memory."""

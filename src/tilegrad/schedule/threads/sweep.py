@@ -74,7 +74,7 @@ def busy(sweeps: Sequence[tuple[int, Sweep]]) -> list[Sweep]:
     return [sweep for _, sweep in sweeps if sweep.reduces or sweep.writes]
 
 
-def read_again(space: ThreadSpace, sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
+def reread(space: ThreadSpace, sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
     """What the first of some sweeps reads along the lanes, and a later one as well."""
     first, *later = [reads_of_sweep(space, sweep, lane, lane) for sweep in sweeps]
     return [place for place in first if any(place in reads for reads in later)]
@@ -103,16 +103,16 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     of a program."""
     columns = space.region.columns
     lane = atom_of("lane", columns)
-    again = read_again(space, busy(sweeps), lane)
+    kept = reread(space, busy(sweeps), lane)
     shared = space.target.memories.get("shared")
-    if not again or shared is None or not isinstance(columns, int) or space.inner != columns:
+    if not kept or shared is None or not isinstance(columns, int) or space.inner != columns:
         return WARPS, Kept()
     lanes = lanes_of(space, MANY_WARPS)
-    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in again)
+    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in kept)
     size = min(room, columns) // lanes * lanes
     if size * 4 < columns or invariant():  # more threads would add in another order
         return WARPS, Kept()
-    return MANY_WARPS, Kept(size, (lane,), again)
+    return MANY_WARPS, Kept(size, (lane,), kept)
 
 
 class Sweeper(RowSweeps, ThreadPart):
@@ -164,14 +164,14 @@ class Sweeper(RowSweeps, ThreadPart):
 
         def turn(base: Size, count: int, whole: int) -> None:
             """Tiles from base on, of which the first `whole` need no mask."""
-            places = [(base + k * lanes, k < whole) for k in range(count)]
+            starts = [(base + k * lanes, k < whole) for k in range(count)]
             asked: list[tuple[list[Place], list[Node]]] = [([], [])] * count
             for k in range(count if sweep.writes and count > 1 else 0):  # before any is written
-                with self.tile(sweep, places[k][0], stop, places[k][1]) as (_, lane):
+                with self.tile(sweep, starts[k][0], stop, starts[k][1]) as (_, lane):
                     reads = reads_of_sweep(self.space, sweep, lane, outer * sweep.inner + lane)
                     asked[k] = reads, ask(e, reads)
             parts = []
-            for (at, inside), known in zip(places, asked):
+            for (at, inside), known in zip(starts, asked):
                 with self.tile(sweep, at, stop, inside) as (_, lane):
                     have(e, *known)
                     if self.kept.within:
@@ -233,7 +233,7 @@ class Sweeper(RowSweeps, ThreadPart):
         for n, o in enumerate(sweep.online):
             own = [part[len(sweep.reduces) + n] for part in parts]
             old = values[first + 3 * n : first + 3 * n + 3]
-            result += self.online.take_exponentials(shifts[o.largest], own, *old)
+            result += self.online.take_exponentials(shifts[o.largest], own, old)
         return result
 
     def finish(self, sweep: Sweep, values: list[Node]) -> None:
@@ -242,7 +242,7 @@ class Sweeper(RowSweeps, ThreadPart):
         tops = {v: own[0] for v, own in shared_out(sweep.reduces, values)}
         rest = values[len(values) - 3 * len(sweep.online) :]
         for n, o in enumerate(sweep.online):
-            self.online.finish(o, sweep.row, tops[o.largest], *rest[3 * n : 3 * n + 3])
+            self.online.finish(o, sweep.row, tops[o.largest], rest[3 * n : 3 * n + 3])
 
 
 # ---- sums of exponentials ------------------------------------------------------------------------
@@ -324,10 +324,10 @@ class OnlineSums(ThreadPart):
         return b.apply("maximum", old, b.cast(own, old.dtype))
 
     def take_exponentials(
-        self, largest: Node, parts: Sequence[Part], total: Node, before: Node, scaled_shift: Node
+        self, largest: Node, parts: Sequence[Part], old: Sequence[Node]
     ) -> list[Node]:
         """The sum, its factor and scaled shift with some tiles taken in, whose largest is known."""
-        b = self.b
+        b, (total, before, scaled_shift) = self.b, old
         factor, after = self.e.exponent(largest)
         most = _most(after.dtype)
         after = b.apply("minimum", b.apply("maximum", after, -most), most)
@@ -344,17 +344,9 @@ class OnlineSums(ThreadPart):
             shrink = b.where(b.apply("equal", before, factor), shrink, 0.0)
         return [b.apply("multiply_add", total, shrink, grown), factor, after]
 
-    def finish(
-        self,
-        online: Online,
-        row: Size,
-        largest: Node,
-        total: Node,
-        before: Node,
-        scaled_shift: Node,
-    ) -> None:
+    def finish(self, online: Online, row: Size, largest: Node, own: Sequence[Node]) -> None:
         """Combine the lanes, by the shift of the whole row."""
-        b = self.b
+        b, (total, before, scaled_shift) = self.b, own
         shift = self.e.value(online.shift, reduce_index(online.total, row, 0))
         factor, after = self.e.exponent(shift)
         apart = b.apply("subtract", scaled_shift, after)

@@ -43,11 +43,8 @@ class ArrayKernel:
         self, p: Parameters, work: ArrayWork, symbols: Mapping[str, int] | None = None
     ) -> None:
         self.p, self.work, self.symbols = p, work, symbols or {}
-        self.stored = tuple(
-            Stored(
-                o.value,
-                None if o.dtype in WIDE else Narrow(o.scale, o.shift, o.relu),
-            )
+        stored = tuple(
+            Stored(o.value, None if o.dtype in WIDE else Narrow(o.scale, o.shift, o.relu))
             for o in work.outputs
         )
         vector_operands = tuple(
@@ -65,7 +62,7 @@ class ArrayKernel:
             work.K,
             vector_operands=vector_operands,
             steps=work.steps,
-            stored=self.stored,
+            stored=stored,
             left_strides=self._strides(factors[0]) if factors else None,
             right_strides=self._strides(factors[1]) if factors else None,
             rate=work.rate,

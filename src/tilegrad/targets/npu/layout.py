@@ -104,7 +104,8 @@ class Layout:
         )
         self.size = p.element_bits // 8
         self.pairs = 2 if self.rate else 1  # inputs of a row of the mesh in a step
-        self.k = kept_rows(self.K, self.rate)  # rows of the right operand
+        kept = -(-self.K // self.pairs)  # two in a place, or two of every four
+        self.k = kept + kept % 2 if self.rate == "sparse" else kept  # rows of the right operand
         self.wide = p.rows * self.pairs  # elements of a row of the left operand
         self.row = _up(self.wide * self.size, p.dma_bytes)  # its bytes
         self.column = _up(p.columns * self.size, p.dma_bytes)  # of those beside the product
@@ -376,11 +377,6 @@ class Layout:
         if kind == LINE:
             return row + number * self.tall
         return row + counts[LINE] * self.tall + number * self.across + strip
-
-
-def kept_rows(K: int, rate: str) -> int:
-    """Rows that the weights of K inputs take: two in a place, or two of every four."""
-    return -(-K // 4) * 2 if rate == "sparse" else -(-K // 2) if rate else K
 
 
 def paired(weights: Array, kind: str) -> Array:
