@@ -9,6 +9,7 @@ one type, and nothing it knows of itself depends on the inside.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..core import dtype as dtypes
@@ -302,22 +303,20 @@ def fitted(value: Any, type_: Tile) -> TileValue:
     return found
 
 
+@dataclass
 class _Loop:
     """One staged loop: traced until the carried variables and their types stand still."""
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        values: Range,
-        body: Turn,
-        given: Values,
-        names: Names,
-        index: str,
-    ) -> None:
-        self.tracer, self.values, self.body = tracer, values, body
-        self.given, self.names, self.index = given, names, index
+    tracer: Tracer
+    values: Range
+    body: Turn
+    given: Values
+    names: Names
+    index: str
+
+    def __post_init__(self) -> None:
         self.carried: dict[int, Leaving] = {}
-        for i, value in enumerate(given):  # tiles that the body sets: most are carried
+        for i, value in enumerate(self.given):  # tiles that the body sets: most are carried
             if isinstance(value, TileValue):
                 self.carried[i] = (value.node.type, value.edges)  # type: ignore[assignment]
 

@@ -159,7 +159,7 @@ class Tracer:
         stated: Plan | None = None,
         guards: bool = True,
     ) -> None:
-        self.name, self.plan = name, plan
+        self.plan = plan
         self.trusts = False  # what is read and written is inside, or masked: the kernel says so
         self.guards = guards  # indices that only data decides are checked while the kernel runs
         self.limits: dict[Expr, Limit] = {}
@@ -323,7 +323,7 @@ class Tracer:
         """The Body."""
         if not self.results:
             raise UserError(
-                f"the kernel {self.name} has no result",
+                f"the kernel {self.builder.name} has no result",
                 expected="tile.result(...), or a returned tile",
             )
         notes = {k: v for k, v in {**self.plan.notes(), **self.hints}.items() if v is not None}
