@@ -73,6 +73,12 @@ def broadcast(x: TileValue, shape: Shape) -> TileValue:
     return TileValue(current().builder.broadcast(x.node, shape), edges, zero)
 
 
+def aligned(tiles: Sequence[TileValue]) -> list[TileValue]:
+    """Tiles repeated to the shape that they have in common."""
+    shape = broadcast_shape([t.shape for t in tiles])
+    return [broadcast(t, shape) for t in tiles]
+
+
 def join_edges(values: Sequence[TileValue]) -> Edges:
     """The edges of an elementwise result: an element is one where all operands have one."""
     result: list[Edge | None] = []
@@ -102,9 +108,7 @@ def elementwise(name: str, *values: Any) -> Any:
     if name in FLOAT_RESULT and not dtype.is_float:
         dtype = dtypes.float32
     b = current().builder
-    tiles = [cast(tile_of(v, dtype), dtype) for v in values]
-    shape = broadcast_shape([t.shape for t in tiles])
-    tiles = [broadcast(t, shape) for t in tiles]
+    tiles = aligned([cast(tile_of(v, dtype), dtype) for v in values])
     node = b.apply(name, *(b.cast(t.node, dtype.wide) for t in tiles))
     if node.dtype is dtype.wide:
         node = b.cast(node, dtype)

@@ -9,19 +9,20 @@ one type, and nothing it knows of itself depends on the inside.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.block import Block, argument
 from ..ir.node import Node
-from ..ir.symbol import Expr, atoms, combine, high, low
+from ..ir.symbol import Expr, atoms, combine, low
 from ..ir.types import Tile
 from . import ops
 from .arithmetic import broadcast
 from .build import BodyBuilder
 from .inside import bounded
-from .trace import Limit, Range, Tracer
+from .trace import Range, Tracer
 from .value import (
     Edges,
     Index,
@@ -88,12 +89,11 @@ class Stage:
             for item in values:
                 given = body(item, *given)
             return given
-        if isinstance(values.lower, int) and isinstance(values.upper, int):
-            if values.upper - values.lower <= values.step:  # at most one trip, written out
-                if values.upper <= values.lower:
-                    return given
-                after = body(values.item(values.lower), *given)
-                return tuple(_inside(n, *pair) for n, *pair in zip(names, given, after))
+        if values.plain and values.upper - values.lower <= values.step:
+            if values.upper <= values.lower:  # at most one trip, written out
+                return given
+            after = body(values.item(values.lower), *given)
+            return tuple(_inside(n, *pair) for n, *pair in zip(names, given, after))
         shapes = [_count(g) for g in given]
         labels = [
             n if c is None else f"{n}{i}" for n, c in zip(names, shapes) for i in range(c or 1)
@@ -302,22 +302,20 @@ def fitted(value: Any, type_: Tile) -> TileValue:
     return found
 
 
+@dataclass
 class _Loop:
     """One staged loop: traced until the carried variables and their types stand still."""
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        values: Range,
-        body: Turn,
-        given: Values,
-        names: Names,
-        index: str,
-    ) -> None:
-        self.tracer, self.values, self.body = tracer, values, body
-        self.given, self.names, self.index = given, names, index
+    tracer: Tracer
+    values: Range
+    body: Turn
+    given: Values
+    names: Names
+    index: str
+
+    def __post_init__(self) -> None:
         self.carried: dict[int, Leaving] = {}
-        for i, value in enumerate(given):  # tiles that the body sets: most are carried
+        for i, value in enumerate(self.given):  # tiles that the body sets: most are carried
             if isinstance(value, TileValue):
                 self.carried[i] = (value.node.type, value.edges)  # type: ignore[assignment]
 
@@ -346,9 +344,9 @@ class _Loop:
         with b.builder.block(self.index, (own, *arguments.values())) as block:
             given = values.bounds
             number_ = own if given is None else bounded(self.tracer, own, *given)
-            index = b.atom(self.index, number_, *self.bounds())
+            index = b.atom(self.index, number_, *values.ends())
             if isinstance(index, Expr):
-                self.tracer.limits[index] = self.limit()
+                self.tracer.limits[index] = values.limit()
             if empty:
                 self.tracer.empty.append(index if isinstance(index, Expr) else own)
             inside = list(self.given)
@@ -365,23 +363,6 @@ class _Loop:
             block.results = _fit(b, held, found)
         self.inside = inside
         return block, found
-
-    def bounds(self) -> tuple[int, int]:
-        values = self.values
-        if values.bounds is not None:
-            return values.bounds
-        lower, last = values.lower, high(values.upper) - 1
-        if isinstance(lower, int) and isinstance(values.upper, int):
-            last = lower + (values.upper - lower - 1) // values.step * values.step
-        return low(lower), max(low(lower), last)
-
-    def limit(self) -> Limit:
-        """What the loop's index is, by the loop's own bounds."""
-        values = self.values
-        if isinstance(values.lower, int) and isinstance(values.upper, int):
-            return Limit(*self.bounds(), values.bounds is None, values.step)
-        last = combine(values.upper, 1, -1)
-        return Limit(values.lower, last, values.step == 1, values.step)
 
     def learn(self, known: set[Expr], found: Values) -> bool:
         """Note variables that changed, and types that must be wider; whether any did."""

@@ -256,6 +256,7 @@ class Instance:
         self.reached = reached(definition.function)
         self.values = staged(definition.function).values()
         self.checked = config().checked
+        self._portable: Launches | None = None
         self.known: dict[tuple[str, bool], Launches] = {}
 
     @cached_property
@@ -268,16 +269,18 @@ class Instance:
         parts = (stable(self.reached), given, str(self.plan), self.checked)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
-    @cached_property
+    @property
     def portable(self) -> Launches:
         """Bodies for any machine; the kernel's own mistakes are told here."""
-        try:
-            return self._traced(SMALL, guards=True)
-        except UserError as first:
+        if self._portable is None:
             try:
-                return self._traced(LARGE, guards=True)
-            except UserError:
-                raise first from None
+                self._portable = self._traced(SMALL, guards=True)
+            except UserError as first:
+                try:
+                    self._portable = self._traced(LARGE, guards=True)
+                except UserError:
+                    raise first from None
+        return self._portable
 
     def launches(self, target: Target) -> Launches:
         """Bodies for a Target, by the Plan that suits it."""

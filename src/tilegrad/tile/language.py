@@ -32,8 +32,8 @@ from ..ir.symbol import Size, high, low
 from ..ir.symbol import ceil_divide as ceil_divide_sizes
 from ..ir.types import Shape, Tile
 from . import ops
+from .arithmetic import aligned, broadcast_shape, common_dtype, elementwise, join_edges
 from .arithmetic import broadcast as broadcast_tile
-from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
 from .inside import bounded
 from .numeric import identity
 from .trace import Range, tracer
@@ -410,9 +410,7 @@ def where(condition: Any, a: Any, b: Any) -> TileValue:
     test = tile_of(condition, dtypes.bool_ if number(condition) else None)
     a, b = (v if number(v) else tile_of(v) for v in (a, b))
     dtype = common_dtype([a, b])
-    values = [test, *[cast_tile(tile_of(v, dtype), dtype) for v in (a, b)]]
-    shape = broadcast_shape([v.shape for v in values])
-    values = [broadcast_tile(v, shape) for v in values]
+    values = aligned([test, *[cast_tile(tile_of(v, dtype), dtype) for v in (a, b)]])
     node = do(ops.where, *[v.node for v in values])
     return TileValue(node, join_edges(values))
 

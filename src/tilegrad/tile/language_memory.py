@@ -17,7 +17,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size
 from ..ir.types import Shape
 from . import ops, placed
-from .arithmetic import broadcast, broadcast_shape, join_edges
+from .arithmetic import aligned, broadcast, broadcast_shape, join_edges
 from .inside import offsets_within, within
 from .language import do, mask_of, masked, static, static_shape
 from .trace import Rows, tracer
@@ -62,7 +62,7 @@ def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> W
     if len(along) != len(sizes) or any(not 0 <= a < source.ndim for a in along):
         raise AxisError("axes do not fit the tile", expected=f"{len(sizes)} axes", got=along)
     shifted = tuple(a + len(source.lead) for a in along)
-    return Window(source, [*source.lead, *_sizes(start)], sizes, shifted)
+    return Window(source, (*source.lead, *_sizes(start)), sizes, shifted)
 
 
 def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
@@ -71,7 +71,7 @@ def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
     own = t.implied_rows()
     chosen = rows if isinstance(rows, Rows) else Rows(own.start, static(rows, "rows"))
     if memory.ndim < 2:
-        return Window(memory, [chosen.start], (chosen.count,), (0,))
+        return Window(memory, (chosen.start,), (chosen.count,), (0,))
     *lead, _, columns = memory.type.shape
     width = static(index_of(columns) if cols is None else cols, "cols")
     if len(lead) > len(t.lead):
@@ -91,7 +91,7 @@ def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
             )
     index = [0 if size == 1 else i for i, size in zip(first, lead)]
     rank = memory.ndim
-    return Window(memory, [*index, chosen.start, 0], (chosen.count, width), (rank - 2, rank - 1))
+    return Window(memory, (*index, chosen.start, 0), (chosen.count, width), (rank - 2, rank - 1))
 
 
 def _offsets(source: Any, index: Any) -> TileValue | None:
@@ -112,7 +112,7 @@ def _place(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> W
         return window(source, index, shape, axes)
     if offsets.linear is None or source.ndim != 1:
         return offsets
-    return Window(source, [offsets.linear], offsets.shape, (0,))
+    return Window(source, (offsets.linear,), offsets.shape, (0,))
 
 
 def load(
@@ -210,8 +210,8 @@ def _put(
         cut |= edges != place.edges
         t.touch("store", memory, place, place.shape, cut=cut, mask=whole, unique=unique)
     else:
-        tile = broadcast(tile, broadcast_shape([tile.shape, place.shape]))
-        edges = join_edges([tile, broadcast(place, tile.shape)])
+        tile, place = aligned([tile, place])
+        edges = join_edges([tile, place])
         whole, _ = _whole_mask(mask, tile.shape, edges)
         offsets, whole, box = offsets_within("store", memory, place.node, whole)
         t.builder.scatter(memory.node, tile.node, offsets, whole)
@@ -236,7 +236,7 @@ def returned(value: Any) -> None:
         out = t.add_result([*lead, count, *wide[1:]], found.dtype)
         tail = (0,) * (found.ndim - 1)
         axes = tuple(range(out.ndim - found.ndim, out.ndim))
-        _put(out, Window(out, [*t.lead, rows.start, *tail], found.shape, axes), found)
+        _put(out, Window(out, (*t.lead, rows.start, *tail), found.shape, axes), found)
 
 
 def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileValue:

@@ -36,7 +36,6 @@ class Staged:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.free = function.__code__.co_freevars
         self.code = _compiled(function)
 
     def values(self) -> tuple[Any, ...]:
@@ -53,7 +52,8 @@ class Staged:
         """The rewritten function over given operations, closed over values of its free variables
         (None: what they hold now)."""
         held = self.values() if values is None else values
-        values = tuple([stage.undefined(n) if v is UNSET else v for n, v in zip(self.free, held)])
+        free = self.function.__code__.co_freevars
+        values = tuple([stage.undefined(n) if v is UNSET else v for n, v in zip(free, held)])
         factory = types.FunctionType(self.code, self.function.__globals__)
         made: Function = factory(stage, *values)
         made.__defaults__ = self.function.__defaults__

@@ -82,6 +82,25 @@ class Range:
     block: int | None = None  # rows of each Rows, for tile.range_n
     bounds: tuple[int, int] | None = None  # the least and most that its index is, where known
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is known how often it runs."""
+        return isinstance(self.lower, int) and isinstance(self.upper, int)
+
+    def ends(self) -> tuple[int, int]:
+        """The least and the most that its index is."""
+        if self.bounds is not None:
+            return self.bounds
+        first, size = low(self.lower), high(self.upper) - low(self.lower)
+        last = (size - 1) // self.step * self.step if self.plain else size - 1
+        return first, first + max(0, last)
+
+    def limit(self) -> Limit:
+        """What its index is, by its own bounds."""
+        if self.plain:
+            return Limit(*self.ends(), self.bounds is None, self.step)
+        return Limit(self.lower, combine(self.upper, 1, -1), self.step == 1, self.step)
+
     def item(self, index: Size) -> Any:
         """What the body gets for an index."""
         return index_of(index) if self.block is None else Rows(index, self.block)
@@ -159,7 +178,7 @@ class Tracer:
         stated: Plan | None = None,
         guards: bool = True,
     ) -> None:
-        self.name, self.plan = name, plan
+        self.plan = plan
         self.trusts = False  # what is read and written is inside, or masked: the kernel says so
         self.guards = guards  # indices that only data decides are checked while the kernel runs
         self.limits: dict[Expr, Limit] = {}
@@ -323,7 +342,7 @@ class Tracer:
         """The Body."""
         if not self.results:
             raise UserError(
-                f"the kernel {self.name} has no result",
+                f"the kernel {self.builder.name} has no result",
                 expected="tile.result(...), or a returned tile",
             )
         notes = {k: v for k, v in {**self.plan.notes(), **self.hints}.items() if v is not None}

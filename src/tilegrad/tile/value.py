@@ -15,8 +15,8 @@ import functools
 import math
 import operator
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
@@ -167,13 +167,11 @@ class Undefined(Traced):
     __int__ = __float__ = __index__ = _use
 
 
+@dataclass(slots=True, eq=False)
 class Index(Traced):
     """A scalar integer known by its bounds; arithmetic with integers stays exact and symbolic."""
 
-    __slots__ = ("size",)
-
-    def __init__(self, size: Expr) -> None:
-        self.size = size
+    size: Expr
 
     def __repr__(self) -> str:
         return f"<index {self.size}>"
@@ -265,6 +263,7 @@ class TileValue(Traced):
     __hash__ = None  # type: ignore[assignment]
 
 
+@dataclass(slots=True, eq=False)
 class MemoryValue(Traced):
     """An array a kernel reads or writes, or a place it allocated: `x[rows, 3:11]` is a Window.
 
@@ -272,13 +271,11 @@ class MemoryValue(Traced):
     are left. `turned` (`place[stage].T`) says that a product takes it transposed.
     """
 
-    __slots__ = ("lead", "name", "node", "turned", "writable")
-
-    def __init__(
-        self, name: str, node: Node, writable: bool, lead: Sequence[Size] = (), turned: bool = False
-    ) -> None:
-        self.name, self.node, self.writable = name, node, writable
-        self.lead, self.turned = tuple(lead), turned
+    name: str
+    node: Node
+    writable: bool
+    lead: tuple[Size, ...] = ()
+    turned: bool = False
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.node.type}>"
@@ -286,7 +283,7 @@ class MemoryValue(Traced):
     @property
     def T(self) -> MemoryValue:
         """The same, transposed where a product reads it."""
-        return MemoryValue(self.name, self.node, self.writable, self.lead, not self.turned)
+        return replace(self, turned=not self.turned)
 
     @property
     def bytes(self) -> int:
@@ -317,8 +314,7 @@ class MemoryValue(Traced):
         given = key if isinstance(key, tuple) else (key,)
         fewer = len(given) < self.ndim
         if fewer and all(isinstance(k, (int, Index, Expr, TileValue)) for k in given):
-            lead = (*self.lead, *(size_of(k, "index") for k in given))
-            return MemoryValue(self.name, self.node, self.writable, lead, self.turned)
+            return replace(self, lead=(*self.lead, *[size_of(k, "index") for k in given]))
         return window_of(self, given)
 
     def __iter__(self) -> Any:
@@ -332,19 +328,14 @@ class MemoryValue(Traced):
         ABOVE["store"](self[key], value)
 
 
+@dataclass(slots=True, eq=False)
 class Window(Traced):
     """A box of a Memory: where it starts, its static shape, and the Memory axis of each axis."""
 
-    __slots__ = ("axes", "index", "memory", "shape")
-
-    def __init__(
-        self,
-        memory: MemoryValue,
-        index: Sequence[Size],
-        shape: Shape,
-        axes: Shape,
-    ) -> None:
-        self.memory, self.index, self.shape, self.axes = memory, tuple(index), shape, axes
+    memory: MemoryValue
+    index: tuple[Size, ...]
+    shape: Shape
+    axes: Shape
 
     @property
     def lead(self) -> tuple[Size, ...]:
