@@ -19,7 +19,7 @@ from .plan_spread import SpreadPlan
 from .program import TensorMap
 from .shared import SWIZZLES, Memo, Shared, Threads
 from .spread import Spread
-from .values import Values
+from .values import Carried, Values
 from .write import Writer
 
 Emit = Callable[["Emission", Node], list[str] | None]  # an op: the registers of its value
@@ -29,8 +29,7 @@ Emit = Callable[["Emission", Node], list[str] | None]  # an op: the registers of
 class Placed:
     """What the placed level has made: places in registers, barriers, tensor maps."""
 
-    registers: dict[Node, list[str]] = field(default_factory=dict)  # of places in registers
-    paired: set[Node] = field(default_factory=set)  # those of 16 bits, two elements a register
+    held: dict[Node, Carried] = field(default_factory=dict)  # places in registers
     spreads: dict[Node, Spread] = field(default_factory=dict)  # of places as threads hold them
     barriers: dict[Node, int] = field(default_factory=dict)  # offset of each array of barriers
     maps: dict[TensorMap, str] = field(default_factory=dict)  # and their addresses

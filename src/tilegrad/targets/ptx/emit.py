@@ -15,7 +15,6 @@ same text.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from ...core.dtype import int32, int64
@@ -39,11 +38,11 @@ from . import (
 )
 from .element import convert, kind_of, type_of
 from .emission import Emission, Emit
-from .moves import packed, unpacked
 from .plan_spread import ELEMENTWISE
 from .program import Entry
 from .spread import SCALAR, blocked
-from .write import Registers, Writer, several
+from .values import Carried
+from .write import Registers, Writer
 
 VERSION = "8.5"
 
@@ -231,33 +230,6 @@ def hole(e: Emission, node: Node) -> None:
 MOST_UNROLLED = 600  # Nodes
 
 
-@dataclass
-class Carried:
-    """A value that a loop carries or a branch gives: a Node that is held alike, and its registers.
-
-    Elements of 16 bits are carried in pairs: alone each would take a register of 32.
-    """
-
-    like: Node
-    registers: Registers
-    kind: str
-    paired: bool
-
-    def packed(self, w: Writer, registers: Registers) -> Registers:
-        """A value as it is carried."""
-        return packed(w, registers, self.like.dtype) if self.paired else registers
-
-    def take(self, e: Emission, value: Node) -> None:
-        """Set it to a value."""
-        e.move(self.registers, self.packed(e, given_to(e, value, self.like)), self.kind)
-
-    def held(self, w: Writer) -> Registers:
-        """A carried value as it is held."""
-        if self.paired:
-            return unpacked(w, self.registers, self.like.dtype)
-        return list(self.registers)
-
-
 def loop(e: Emission, node: Node) -> None:
     """A Block in turns."""
     index, *carries = node.blocks[0].arguments
@@ -265,8 +237,8 @@ def loop(e: Emission, node: Node) -> None:
     start, stop = (e.values.get(i, SCALAR, dtype)[0] for i in node.inputs[:2])
     kept = []
     for argument, given in zip(carries, node.inputs[2:]):
-        kept.append(carried(e, argument))
-        kept[-1].take(e, given)
+        kept.append(e.values.carried(argument))
+        e.values.put(kept[-1], given)
     counter, times = e.copy(kind_of(dtype), start), copies(e, node)
     if times > 1:
         limit = e.value(f"sub.{type_of(dtype)}", stop, str((times - 1) * node.attrs["step"]))
@@ -281,20 +253,6 @@ def copies(e: Emission, node: Node) -> int:
     small = len(list(node.blocks[0].all_nodes())) * times <= MOST_UNROLLED
     plain = not node.blocks[0].find("allocate", "barrier", "role")
     return times if small and plain and e.threads.role < 0 else 1
-
-
-def carried(e: Emission, like: Node) -> Carried:
-    """Registers for what a loop carries or a branch gives."""
-    kind, count = kind_of(e.values.dtype(like)), len(e.plan.spread(like).registers)
-    paired = like.dtype.size == 2 and count % 2 == 0
-    if paired:
-        kind, count = "b32", count // 2
-    return Carried(like, several(e, kind, count), kind, paired)
-
-
-def given_to(e: Emission, value: Node, like: Node) -> Registers:
-    """A value as another one is held."""
-    return e.values.get(value, e.plan.spread(like), e.values.dtype(like))
 
 
 def turns(
@@ -315,7 +273,7 @@ def turns(
                 held[block.arguments[0]] = [index]
                 held.update((one.like, registers) for one, registers in zip(carried, values))
                 e.block(block)
-                values = [given_to(e, r, one.like) for r, one in zip(block.results, carried)]
+                values = [e.values.given(r, one.like) for r, one in zip(block.results, carried)]
             if copy + 1 < times:
                 index = e.value(f"add.{type_}", index, str(step))
         values = [one.packed(e, new) for one, new in zip(carried, values)]
@@ -351,7 +309,7 @@ def branch(e: Emission, node: Node) -> None:
     hazards = e.shared.hazards
     otherwise, done = e.label("else"), e.label("end")
     gets = {n.attrs["index"]: n for n in e.nodes if n.op.name == "get" and n.inputs[0] is node}
-    results = {number: carried(e, like) for number, like in gets.items()}
+    results = {number: e.values.carried(like) for number, like in gets.items()}
     e.put("bra.uni", otherwise, guard=f"!{e.values.scalar(node.inputs[0])}")
     before, after = hazards.state(), []
     for block in node.blocks:
@@ -359,7 +317,7 @@ def branch(e: Emission, node: Node) -> None:
         with e.memo.inside():
             e.block(block)
             for number, one in results.items():
-                one.take(e, block.results[number])
+                e.values.put(one, block.results[number])
         after.append(hazards.state())
         if block is node.blocks[0]:
             e.put("bra.uni", done)

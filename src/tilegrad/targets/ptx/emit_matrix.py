@@ -50,14 +50,14 @@ def matrix_async(e: Emission, node: Node) -> None:
     name, depth = WGMMA_TYPES[b.dtype]
     left_name = name if a.dtype is int32 else WGMMA_TYPES[a.dtype][0]
     sums, signs = ("f32", ["1", "1"]) if total.dtype is float32 else ("s32", [])
-    (m, n), registers, groups = total.shape, e.placed.registers, e.threads.count // 128
+    (m, n), groups = total.shape, e.threads.count // 128
     alone = m == 64 and n <= 256 and e.threads.count == 128
     if kept and not (alone and all(x in e.pointers for x in (a, *kept))):
         raise InternalError("ptx.emit", f"no sparse product adds {a.type} to {total.type}")
     trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
     deep, sparse = (2 * depth, ".sp") if kept else (depth, "")
     right = Operand(e, of_b, not trans_b, deep)
-    left = None if a in registers else Operand(e, of_a, not trans_a, depth)
+    left = None if a in e.placed.held else Operand(e, of_a, not trans_a, depth)
     words = kept_registers(e, of_kept[0], a.shape[-1] // 32) if kept else []
     flags = [str(int(trans_b))] if left is None else [str(int(trans_a)), str(int(trans_b))]
     k, first = b.shape[-2 if trans_b else -1], e.values.scalar(accumulate)
@@ -67,7 +67,7 @@ def matrix_async(e: Emission, node: Node) -> None:
             count = min(width, n - column)
             kinds = f"m64n{count}k{deep}.{sums}.{left_name}.{name}"
             start = (block * n + column) // 2
-            held = braced(registers[total][start : start + count // 2])
+            held = braced(e.placed.held[total].registers[start : start + count // 2])
             for step in range(k // deep):
                 scale = first if step == 0 else e.threads.always()
                 if left is None:
@@ -95,8 +95,9 @@ def kept_registers(e: Emission, kept: Touch, count: int) -> Registers:
 
 def own_words(e: Emission, a: Node, first: int, count: int) -> str:
     """Registers of an operand that threads hold, from an element of each thread on."""
-    each = 2 if a in e.placed.paired or a.dtype is int32 else 1
-    return braced(e.placed.registers[a][first // each : (first + count) // each])
+    held = e.placed.held[a]
+    each = 2 if held.paired or a.dtype is int32 else 1
+    return braced(held.registers[first // each : (first + count) // each])
 
 
 # ---- mma.sync -----------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def load_operand(e: Emission, node: Node) -> None:
         return load_bytes(e, node)
     start, k_rows, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     right, warps = operands_of(e)[operand]
-    words, lie = e.placed.registers[operand], lie_of(type_)
+    words, lie = e.placed.held[operand].registers, lie_of(type_)
     if not lie.turns or start % DEPTH:
         raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
     base = lead_address(e, next(touches_of(node)))
@@ -158,9 +159,10 @@ def load_bytes(e: Emission, node: Node) -> None:
     """
     operand, place = node.inputs[:2]
     start, turned, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
-    words, lie = e.placed.registers[operand], lie_of(type_)
+    words, lie = e.placed.held[operand].registers, lie_of(type_)
     (m, k), warps = operand.shape, e.threads.count // 32
-    if not lie.turns or start % 32 or k % 32 or m % (16 * warps) or operand not in e.placed.paired:
+    paired = e.placed.held[operand].paired
+    if not lie.turns or start % 32 or k % 32 or m % (16 * warps) or not paired:
         raise InternalError("ptx.emit", f"no {operand.type} comes from {type_} at {start}")
 
     def make() -> str:
@@ -209,7 +211,7 @@ def lane_piece(e: Emission, side: Side, k_rows: bool) -> tuple[str, str]:
 def matrix_sync(e: Emission, node: Node) -> None:
     """A product of what warps hold: total += a @ b."""
     (total, a, b), (down, across) = node.inputs, node.attrs["warps"]
-    sums, left, right = (e.placed.registers[x] for x in (total, a, b))
+    sums, left, right = (e.placed.held[x].registers for x in (total, a, b))
     if e.threads.count != 32 * down * across:
         raise InternalError("ptx.emit", f"{e.threads.count} threads are not {down} x {across}")
     form = sync_form(b.dtype)

@@ -11,20 +11,21 @@ each program gets every byte once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import product
 from ...tile.row import Touch, memory_of, touch_of
 from .addresses import by_matrix, lead_address, matrix_rows, place_runs, steps_along
-from .element import kind_of
 from .emission import Emission
 from .emit_barriers import barrier_address, there
 from .emit_matrix import operand_words, operands_of
 from .moves import load_matrices, offsets_of, packed, read_run, runs_of, unpacked, write_run
 from .shared import SWIZZLES
 from .spread import Spread
-from .write import Registers, braced, several, vector
+from .values import Carried
+from .write import Registers, braced, vector
 
 HELD = {"read_place", "write_place", "send"}  # what a place held by threads allows
 
@@ -44,38 +45,20 @@ def allocate(e: Emission, node: Node) -> None:
 
 
 def register_tile(e: Emission, node: Node) -> None:
-    """A place in registers; of 16 bits two elements share one where they are neighbours."""
+    """A place in registers."""
     if node in operands_of(e):
-        e.placed.registers[node] = operand_words(e, node)
-        e.placed.paired.add(node)
-        return
-    spread, kind = e.plan.spread(node), kind_of(node.dtype)
-    count = len(spread.registers)
-    if kind == "b16" and in_pairs(spread):
-        e.placed.paired.add(node)
-        kind, count = "b32", count // 2
-    e.placed.registers[node] = several(e, kind, count)
-
-
-def in_pairs(spread: Spread) -> bool:
-    """Whether registers come two by two, neighbours along the last axis."""
-    found = spread.registers
-    return (
-        len(found) % 2 == 0
-        and bool(spread.shape)
-        and all(b == (*a[:-1], a[-1] + 1) for a, b in zip(found[::2], found[1::2]))
-    )
+        e.placed.held[node] = Carried(node, operand_words(e, node), "b32", True)
+    else:
+        e.placed.held[node] = e.values.carried(node)
 
 
 def read_place(e: Emission, node: Node) -> Registers:
     """What a place holds."""
     touch = touch_of(node)
     place = touch.memory
-    if place in e.placed.registers:
-        paired = place in e.placed.paired
-        kind = "b32" if paired else kind_of(place.dtype)
-        found = [e.copy(kind, r) for r in e.placed.registers[place]]
-        return unpacked(e, found, place.dtype) if paired else found
+    if place in e.placed.held:
+        one = e.placed.held[place]
+        return replace(one, registers=[e.copy(one.kind, r) for r in one.registers]).held(e)
     spread = e.plan.spread(node)
     if by_matrix(e, place, spread):
         rows = matrix_rows(e, touch, spread)
@@ -90,12 +73,8 @@ def read_place(e: Emission, node: Node) -> Registers:
 def write_place(e: Emission, node: Node) -> None:
     """Set what a place holds."""
     (place, value), touch = node.inputs[:2], touch_of(node)
-    if place in e.placed.registers:
-        registers = e.values.get(value, e.plan.spread(place))
-        if place in e.placed.paired:
-            e.move(e.placed.registers[place], packed(e, registers, place.dtype), "b32")
-        else:
-            e.move(e.placed.registers[place], registers, kind_of(place.dtype))
+    if place in e.placed.held:
+        e.values.put(e.placed.held[place], value)
         return
     spread, registers = e.values.own(value)
     if by_matrix(e, place, spread) and e.overlaps:  # sm_80 has no stmatrix

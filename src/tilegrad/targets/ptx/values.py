@@ -7,6 +7,8 @@ is asked for is held as asked, whatever way led to it: renamed, made again, or e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
@@ -15,12 +17,36 @@ from ...tile.bounds import Bounds, near_angle
 from ...tile.row import constant_of
 from . import rules
 from .division import DIVISIONS
-from .element import bitcast, constant, convert, convert_pair, cut_pair, literal, uncut
-from .moves import split
+from .element import bitcast, constant, convert, convert_pair, cut_pair, kind_of, literal, uncut
+from .moves import packed, split, unpacked
 from .plan_spread import DERIVED, ELEMENTWISE, SpreadPlan, seen
 from .shared import Shared
 from .spread import SCALAR, Spread, blocked, repeated
-from .write import Registers, braced, halves_of
+from .write import Registers, Writer, braced, halves_of, several
+
+
+@dataclass
+class Carried:
+    """Registers of its own for what a loop carries, a branch gives or a place holds: a Node that is
+    held alike, and its registers.
+
+    Elements of 16 bits are carried in pairs: alone each would take a register of 32.
+    """
+
+    like: Node
+    registers: Registers
+    kind: str
+    paired: bool
+
+    def packed(self, w: Writer, registers: Registers) -> Registers:
+        """A value as it is carried."""
+        return packed(w, registers, self.like.dtype) if self.paired else registers
+
+    def held(self, w: Writer) -> Registers:
+        """A carried value as it is held."""
+        if self.paired:
+            return unpacked(w, self.registers, self.like.dtype)
+        return list(self.registers)
 
 
 class Values:
@@ -98,6 +124,25 @@ class Values:
         if own == to or node.shape == ():
             return registers
         return self.change(registers, own, to, self.dtype(node))
+
+    # ---- values in registers of their own ---------------------------------------------------
+
+    def carried(self, like: Node) -> Carried:
+        """Registers for values that are held as a Node is."""
+        kind, count = kind_of(self.dtype(like)), len(self.plan.spread(like).registers)
+        paired = like.dtype.size == 2 and count % 2 == 0
+        if paired:
+            kind, count = "b32", count // 2
+        return Carried(like, several(self.w, kind, count), kind, paired)
+
+    def given(self, value: Node, like: Node) -> Registers:
+        """A value as another one is held."""
+        return self.get(value, self.plan.spread(like), self.dtype(like))
+
+    def put(self, carried: Carried, value: Node) -> None:
+        """Set what is carried to a value."""
+        registers = carried.packed(self.w, self.given(value, carried.like))
+        self.w.move(carried.registers, registers, carried.kind)
 
     # ---- free values ----------------------------------------------------------------------
 
@@ -192,10 +237,10 @@ class Values:
         """Neighbours as 16-bit registers, converted two at a time; None where one cannot be."""
         result: Registers = []
         for low, high in zip(registers[::2], registers[1::2]):
-            packed = convert_pair(self.w, source, to, low, high)
-            if packed is None:
+            word = convert_pair(self.w, source, to, low, high)
+            if word is None:
                 return None
-            result += halves_of(self.w, packed)
+            result += halves_of(self.w, word)
         return result
 
     def cast_cut(self, node: Node, spread: Spread) -> Registers | None:
