@@ -400,8 +400,17 @@ def emitted(traced: Any, target: Target) -> list[str]:
     bodies = {
         id(s.body): s.body for k in schedule.kernels for s in k.steps if isinstance(s, Launch)
     }
-    write = language_of(target).emit
-    return [write(body, "entry", target).text for body in bodies.values()]
+    write, texts = language_of(target).emit, []
+    shared = target.memories.get("shared")
+    for body in bodies.values():
+        program = write(body, "entry", target)
+        bytes_ = getattr(program.entry, "shared_bytes", 0)
+        if shared is not None and bytes_ > shared.bytes:
+            raise MemoryError(
+                f"{body.name} takes {bytes_} of {shared.bytes} bytes of shared memory"
+            )
+        texts.append(program.text)
+    return texts
 
 
 def main() -> int:

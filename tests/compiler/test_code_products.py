@@ -424,3 +424,22 @@ def test_any_number_of_tokens() -> None:
     (got,) = run_interpreted(H200, layers.nodes, [result], layers.values, {"tokens": 77})
     wanted = by_token(layers.values[0].astype(np.float32)) @ unpacked(layers.values[1], ROW).T
     assert np.abs(got - wanted).max() <= 1e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("form", [ROW, INT8])
+@pytest.mark.parametrize("tokens", [1, 8, 16])
+def test_a_second_result_fits_beside_the_ring(form: str, tokens: int) -> None:
+    """A residual and a product, stored rounded and whole: threads exchange the second."""
+    rows, columns = 2048, 4096
+    x, residual = build.input_((tokens, columns), bfloat16), build.input_((tokens, rows), float32)
+    raw = build.input_((rows, format_of(form).row_bytes(columns)), uint8)
+    left = build.unpack(build.pack(x, form), form, bfloat16)
+    weights = build.unpack(raw, form, bfloat16)
+    product = build.cast(build.dot(left, weights, ((), ()), ((1,), (1,)), bfloat16), float32)
+    whole = build.add(product, residual)
+    schedule = schedule_for([x, residual, raw], [build.cast(whole, bfloat16), whole], H200)
+    bodies = [s.body for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+    assert any("dot" in body.name for body in bodies)
+    for body in bodies:
+        bytes_ = emit(body, body.name, H200)[1].shared_bytes
+        assert bytes_ <= H200.memories["shared"].bytes, body.name

@@ -45,6 +45,7 @@ from .threads.tiles import ThreadSheet
 from .values import is_part, is_whole
 
 FEW_TOKENS = 128  # tokens
+LONE = 16  # tokens of which a piece is exchanged beside a ring that fills shared memory
 SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
 
@@ -93,11 +94,15 @@ class WideDot:
         return next((self.with_room(x, c) for c in ranked(x, target) if self.suits(x, c)), None)
 
     def with_room(self, x: Operands, choice: Choice[WidePlan]) -> Choice[WidePlan]:
-        """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
-        if not self.block_sums and not self.wholes:
+        """The Plan with as many stages as leave shared memory to the sums of an epilogue, or to a
+        piece of few tokens that threads exchange to store it a second time."""
+        few = high(x.m) <= FEW_TOKENS
+        if self.block_sums or self.wholes:  # of many tokens a factor for each row
+            bytes_ = SUMS_BYTES if few or self.block_sums else 8 * choice.plan.tile[0]
+        elif high(x.m) <= LONE and len(self.stored) > 1:
+            bytes_ = 64 * choice.plan.staged * float32.size
+        else:
             return choice
-        few = high(x.m) <= FEW_TOKENS or self.block_sums
-        bytes_ = SUMS_BYTES if few else 8 * choice.plan.tile[0]  # else a factor for each row
         x = transposed(x) if choice.turned else x
         stages = max(2, most_stages(x, choice.plan, self.target, bytes_))
         return replace(choice, plan=replace(choice.plan, stages=stages))

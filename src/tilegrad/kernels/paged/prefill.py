@@ -223,19 +223,19 @@ class _Widened(_Prefill):
 
     @tile.function
     def widen(self, name: str, work: Work, turn: Any, step: Any) -> None:
-        """A step's block into the ring; the next one, whose pages are looked up before, is asked
-        for as soon as this one is read."""
+        """A step's block into the ring; then the next one, whose pages are looked up before, is
+        asked for: behind the fence, since a copy may land among loads that are only issued."""
         at, (place, landed) = turn + step, self.landing[name]
         key = tile.hold(tile.maximum(self.order.key_of(work, step + 1), 0), "key")
         pages = self.pages_of(work, key)
         found = tile.read(place[landed.wait(at), 0])
-        landed.release(at)
-        if tile.less(step + 1, work.count):
-            self.copy(name, work, at + 1, key, pages)
         pipe = self.pipes[name]
         stage = pipe.acquire(at)
         self.put(self.ring[name][stage, 0], found)
         pipe.full.arrive(stage)
+        landed.release(at)
+        if tile.less(step + 1, work.count):
+            self.copy(name, work, at + 1, key, pages)
 
     def put(self, place: Any, found: Any) -> None:
         """What products take, where they read it."""

@@ -208,9 +208,11 @@ def _is_symbolic(entry: Entry) -> bool:
 # ---- graphs -------------------------------------------------------------------------------------
 
 
-def run_directly(device: Context, operations: Iterable[Operation]) -> None:
-    """Put operations on the stream one by one; the first one waits for all that came before."""
-    after_kernel = False
+def run_directly(
+    device: Context, operations: Iterable[Operation], after_kernel: bool = False
+) -> None:
+    """Put operations on the stream one by one; the first one waits for all that came before, or
+    comes after a kernel as the others do."""
     for operation in operations:
         put(device, operation, after_kernel, captured=False)
         after_kernel = operation.prepared is not None
