@@ -75,7 +75,6 @@ CHUNK, WIDE = ((200, 90), (150, 90)), {"width": 128, "value_width": 128}
 case("e4m3", 2, 1, 16, cache=float8_e4m3)
 case("e4m3, page 256", 4, 2, 256, *CHUNK, cache=float8_e4m3)
 case("e4m3, wide", 4, 2, 16, *CHUNK, cache=float8_e4m3, **WIDE)
-case("e4m3, widest", 1, 1, 16, (150,), (100,), width=256, value_width=256, cache=float8_e4m3)
 case(
     "e4m3, narrow values",
     2,
@@ -144,8 +143,16 @@ def test_interpreted(label: str) -> None:
     agree(step, run(step, x, lambda b, m: interpret.run(b, m, seed=len(label))))
 
 
+def test_wide_heads_of_8_bits_take_the_list() -> None:
+    """Tiles of 64 queries were wrong on a GPU over 8 bits: see docs/decisions/0053."""
+    sizes = ((150,), (100,))
+    for cache, taken in ((bfloat16, True), (float8_e4m3, False), (int8, False)):
+        x = shape(1, 1, 64, *sizes, width=256, value_width=256, cache=cache)
+        assert (not why_not(x, H200)) is taken
+
+
 SIMULATED = ("page 16", "page 256", "wide", "window", "sinks")
-SIMULATED += ("e4m3, wide", "e4m3, widest", "e5m2", "int8", "int8, window, sinks")
+SIMULATED += ("e4m3, wide", "e5m2", "int8", "int8, window, sinks")
 
 
 @pytest.mark.sampled(2, also=("sinks", "e4m3, wide", "int8"))
