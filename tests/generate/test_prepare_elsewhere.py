@@ -37,7 +37,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return assemble.Assembly(text.encode())
 
     monkeypatch.setattr(language, "find_ptxas", lambda: Path("ptxas"))
-    monkeypatch.setattr(assemble, "_need_ptxas", lambda: Path("ptxas"))
+    monkeypatch.setattr(assemble, "find_ptxas", lambda: Path("ptxas"))
     monkeypatch.setattr(assemble, "_version", lambda ptxas: "0")
     monkeypatch.setattr(assemble, "_run", run)
     return given

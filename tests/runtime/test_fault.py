@@ -206,7 +206,7 @@ def test_a_gpu_shows_it_at_the_next_read(cuda: FakeCuda, launches: int) -> None:
     for read in (
         lambda: device.download(good),
         device.synchronize,
-        lambda: device.pinned[1].start(good.pointer, 4 * N).wait(),
+        lambda: device.land(good.pointer, 4 * N).wait(),
     ):
         run.run([bad])
         with pytest.raises(AxisError, match=r"second\n  at b.py:2"):

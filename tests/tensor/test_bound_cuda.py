@@ -168,9 +168,11 @@ def test_places_of_reads_are_used_again(cuda) -> None:
     assert cuda.count("cuMemHostAlloc") <= 5
 
 
-def test_the_ring_waits_before_it_writes_where_a_copy_reads(cuda) -> None:
+def test_the_ring_waits_before_it_writes_where_a_copy_reads(cuda, monkeypatch) -> None:
+    monkeypatch.setattr(context, "PART", 256)
+    monkeypatch.setattr(context, "PARTS", 2)
     device = driver.open_device(0)
-    ring, target = Ring(device, part=256, parts=2), device.allocate(64 * 64)
+    ring, target = Ring(device), device.allocate(64 * 64)
     for turn in range(64):
         ring.write(target.pointer + 64 * turn, np.full(16, turn, np.int32))
     big = device.upload(np.zeros(1024, np.uint8))

@@ -8,7 +8,7 @@ from tilegrad.core.dtype import bool_, float32, int8, int32, int64
 from tilegrad.core.errors import InternalError
 from tilegrad.ir.block import argument
 from tilegrad.ir.types import NOTHING, Barrier, Memory, Tile
-from tilegrad.tile import interpret, ops, placed
+from tilegrad.tile import interpret, ops, placed, skeleton
 from tilegrad.tile.row import TileOp
 
 X = argument("x", Tile((4, 8), float32))
@@ -19,7 +19,7 @@ I = ops.constant(value=0, dtype=int64, shape=())  # noqa: E741
 
 def test_every_op_has_a_row_in_the_interpreter() -> None:
     """No op of the dialect lacks a meaning."""
-    control = {"role", "loop", "branch", *interpret.SPECIAL, *interpret.VALUES}
+    control = {"role", "loop", "branch", *interpret.SPECIAL, *skeleton.STEADY}
     silent = {"prefetch", "grid_launch_dependents"}
     for name, op in ops.tile.ops.items():
         assert isinstance(op, TileOp) and (
