@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tilegrad.core.dtype import uint8
 from tilegrad.ir.types import Array
 from tilegrad.runtime.recipe import owners_of
-from tilegrad.schedule.reuse import LINE, largest_first
+from tilegrad.schedule.reuse import LINE, in_turn, largest_first
 from tilegrad.schedule.schedule import Schedule, Slot
 
 LIVES = st.lists(
@@ -26,10 +27,13 @@ def slots(lives: Sequence[tuple[int, int, int]]) -> list[Slot]:
     ]
 
 
+@pytest.mark.parametrize("plan", [largest_first, in_turn])
 @given(lives=LIVES)
-def test_slots_that_live_together_are_apart(lives: list[tuple[int, int, int]]) -> None:
+def test_slots_that_live_together_are_apart(
+    plan: Callable[[Sequence[Slot]], int], lives: list[tuple[int, int, int]]
+) -> None:
     made = slots(lives)
-    top = largest_first(made)
+    top = plan(made)
     peak = max(sum(s.bytes for s in made if s.first <= k <= s.last) for k in range(30))
     assert peak <= top <= sum(s.bytes + LINE for s in made)
     for i, a in enumerate(made):
@@ -39,10 +43,10 @@ def test_slots_that_live_together_are_apart(lives: list[tuple[int, int, int]]) -
                 assert a.offset + a.bytes <= b.offset or b.offset + b.bytes <= a.offset
 
 
-def test_many_slots_take_what_they_need() -> None:
+def test_many_slots_in_turn_take_what_they_need() -> None:
     """A chain: two live at a time, so two places are enough for thousands."""
     made = slots([(i, 1, 64) for i in range(5000)])
-    assert largest_first(made) == 2 * 64
+    assert in_turn(made) == 2 * 64
 
 
 @given(st.lists(st.integers(-1, 30), min_size=1, max_size=30))

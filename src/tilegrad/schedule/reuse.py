@@ -11,6 +11,8 @@ of 64 bytes.
 
 from __future__ import annotations
 
+import bisect
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +26,7 @@ from .schedule import Kernel, Launch, Schedule, Slot
 
 LINE = 64
 FAR = 1 << 62  # behind all places
+MANY = 2048  # scratch Slots, from which on each is not held against all others
 Life = tuple[int, int]
 
 
@@ -73,12 +76,14 @@ def plan_memory(schedule: Schedule) -> None:
         if s.kind == "scratch" and s.alias is None and s.first <= s.last:
             waiting.setdefault(s.device, []).append(s)
     for device, slots in waiting.items():
-        schedule.arenas[device] = round_up(largest_first(slots), LINE)
+        top = largest_first(slots) if len(slots) <= MANY else in_turn(slots)
+        schedule.arenas[device] = round_up(top, LINE)
     schedule.arena_bytes = schedule.arenas.pop("")
 
 
 def largest_first(waiting: Sequence[Slot]) -> int:
-    """Each Slot, largest first, at the lowest place free over its life; the end of the last."""
+    """Each Slot, largest first, at the lowest place free over its life: tight, and each looks at
+    all that were placed before."""
     placed = np.empty((4, 0), np.int64)  # starts, ends, first and last Kernels, by their starts
     for slot in sorted(waiting, key=lambda s: (-s.bytes, s.number)):
         living = (placed[2] <= slot.last) & (placed[3] >= slot.first)
@@ -89,6 +94,38 @@ def largest_first(waiting: Sequence[Slot]) -> int:
         at = placed[0].searchsorted(slot.offset)
         placed = np.insert(placed, at, (slot.offset, end, slot.first, slot.last), axis=1)
     return int(placed[1].max(initial=0))
+
+
+def in_turn(waiting: Sequence[Slot]) -> int:
+    """Slots in the order they are written, each in the first gap that holds it: for many."""
+    gaps: list[tuple[int, int]] = []  # (offset, bytes) below the top, in order, none touching
+    ending: list[tuple[int, int, Slot]] = []
+    top = 0
+    for slot in sorted(waiting, key=lambda s: (s.first, -s.bytes, s.number)):
+        while ending and ending[0][0] < slot.first:
+            over = heapq.heappop(ending)[2]
+            assert over.offset is not None
+            _give_back(gaps, over.offset, round_up(over.bytes, LINE))
+        size = round_up(slot.bytes, LINE)
+        at = next((i for i, gap in enumerate(gaps) if gap[1] >= size), None)
+        if at is None:
+            slot.offset, top = top, top + size
+        else:
+            slot.offset, room = gaps[at]
+            gaps[at : at + 1] = [(slot.offset + size, room - size)] if room > size else []
+        heapq.heappush(ending, (slot.last, slot.number, slot))
+    return top
+
+
+def _give_back(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
+    """Add a gap, as one with those that it touches."""
+    at = bisect.bisect(gaps, (offset, size))
+    if at < len(gaps) and offset + size == gaps[at][0]:
+        size += gaps.pop(at)[1]
+    if at and sum(gaps[at - 1]) == offset:
+        at -= 1
+        offset, size = gaps[at][0], gaps.pop(at)[1] + size
+    gaps.insert(at, (offset, size))
 
 
 # ---- in place ------------------------------------------------------------------------------------
