@@ -102,6 +102,63 @@ def test_no_spills_of_float64(number: int) -> None:
     fits(tg.jit(lambda x, mask: use(tg.where(mask, 1, expression(x)))).lower(x, mask))
 
 
+def gradient_of_ratios(y: Any, other: Any) -> Any:
+    """The derivative of functions of which many values are read again."""
+
+    def loss(y: Any) -> Any:
+        z = tg.maximum(y, other)
+        z = tg.nn.functional.log_softmax(z + 0.5 * z * other, 0)
+        return tg.logaddexp(z, y).sum()
+
+    return tg.grad(loss)(y)
+
+
+def many_at_once(count: int) -> Callable[[Any, Any], Any]:
+    """So many values are read again in the opposite order."""
+
+    def function(y: Any, other: Any) -> Any:
+        values = [(y * (0.1 * i)).exp() / (1 + y * y + i) for i in range(count)]
+        for value in reversed(values):
+            y = y / (value + y.abs() + other)
+        return y
+
+    return function
+
+
+BEHIND: list[tuple[Callable[[Any, Any], Any], str, tuple[int, int, int]]] = [
+    (gradient_of_ratios, "bfloat16", (45, 2, 33)),
+    (gradient_of_ratios, "float32", (45, 2, 33)),
+    (gradient_of_ratios, "float64", (45, 20, 33)),
+    *((many_at_once(n), "bfloat16", (200, 30, 100)) for n in (2, 4, 6, 9)),
+    *((many_at_once(n), "float32", (20, 30, 10)) for n in (3, 5)),
+    *((many_at_once(n), "float64", (45, 20, 33)) for n in (1, 2, 4)),
+    *((many_at_once(n), "float16", (512, 256, 512)) for n in (3, 6)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BEHIND)))
+def test_no_spills_behind_products(number: int) -> None:
+    """A thread of a product's kernel has many sums, and the values of an epilogue for each."""
+    function, dtype, (m, k, n) = BEHIND[number]
+    x, w = (tg.ones(*shape, dtype=getattr(tg, dtype)) for shape in ((m, k), (k, n)))
+    other = tg.ones(m, n, dtype=getattr(tg, dtype))
+    fits(tg.jit(lambda x, w, other: function(x @ w, other)).lower(x, w, other))
+
+
+def test_no_spills_where_a_product_is_computed_anew() -> None:
+    """A derivative reads the product, rows of it and matrices beside it: eleven values at once."""
+
+    def loss(x: Any, w: Any, row: Any, other: Any, column: Any) -> Any:
+        y = tg.maximum(tg.tensordot(x, w, dims=1), row)
+        y = tg.nn.functional.log_softmax(tg.addcmul(y, other, y, value=0.5), dim=-4)
+        return (tg.logaddexp(y, column) * weights).sum()
+
+    shapes = ((1, 5, 9, 2), (2, 33), (1, 1, 1, 33), (1, 5, 9, 33), (1, 5, 1, 33))
+    given = [tg.ones(*shape, dtype=tg.bfloat16) for shape in shapes]
+    weights = tg.tensor(np.ones((1, 5, 9, 33)))
+    fits(tg.jit(lambda *given: tg.grad(loss, argnums=tuple(range(5)))(*given)).lower(*given))
+
+
 def fits(lowered: Any) -> None:
     """Every program has all it holds in registers, and is assembled soon."""
     for target in (A100, H200):

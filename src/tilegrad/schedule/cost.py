@@ -28,7 +28,7 @@ from ..graph import ops
 from ..ir.node import Node, Op, topological, walk
 from ..ir.symbol import Size, high
 from ..ir.types import Array, product
-from .access import MOVEMENT
+from .access import MOVEMENT, base_of
 from .region import INLINE
 
 FREE = ("leaf", "movement", "tuple", "order", "index", "control", "call")  # without FLOPs
@@ -153,6 +153,20 @@ def evaluated(stored: Iterable[Node], known: set[Node]) -> Iterator[Node]:
         return [(i, way) for i in node.inputs]
 
     return (node for node, _ in walk([(node, 0) for node in roots], step))
+
+
+def registers(stored: Sequence[Node], known: set[Node]) -> int:
+    """The most registers of 32 bits that one element of values takes at once, computed in order."""
+    size = max(high(n.size) for n in stored)
+    held, most = set(stored), 0
+    for node in reversed(topological(stored, stop=known.__contains__)):
+        if node not in held:
+            continue  # movement, which takes none
+        most = max(most, sum(1 + (n.dtype.bits == 64) for n in held if high(n.size) == size))
+        held.discard(node)
+        if node not in known:
+            held.update(base_of(i, known) for i in node.inputs)
+    return most
 
 
 def weight_of(node: Node) -> int:

@@ -14,8 +14,10 @@ operand becomes a value of its own.
 Every thread of a product's kernel holds many sums in registers and computes the epilogue of each
 without a loop, since registers have no index: what costs one instruction for an element is emitted
 hundreds of times. Divisions and roots that are rounded exactly branch, and hold all sums in
-registers across each branch: the assembler needs minutes for thousands of them. So an epilogue is
-counted, and one that is too long becomes a kernel of its own that streams over the stored product.
+registers across each branch: the assembler needs minutes for thousands of them. The tiled kernel
+computes an epilogue for all sums at once, so its values are held for all. So an epilogue is
+counted, and one that is too long or holds too much becomes a kernel of its own that streams over
+the stored product.
 
 Invariant: Regions form no cycle, before and after; a product of few sums a thread keeps all; a
 copied operand is as large as what it is a copy of, or nearly (windows stay unfolded); the order of
@@ -25,6 +27,7 @@ a sum over k of the tiled kernel depends on the shape alone.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.config import invariant
@@ -33,11 +36,11 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import high, loop_index, power_of_two
-from ..kernels.matmul.shape import WidePlan
+from ..kernels.matmul.shape import Choice, WidePlan
 from ..kernels.matmul.threads_matmul import ThreadPlan
 from ..tile import ops as tile_ops
 from .access import Index, base_of
-from .cost import instructions
+from .cost import instructions, registers
 from .dot_wide import WideDot, laid
 from .family import Bodies
 from .fuse import Fuser
@@ -49,6 +52,7 @@ from .values import is_part
 
 MOST_INSTRUCTIONS = 24_000  # of all epilogues of a Body: about 2 s in the assembler
 LONG = 40  # of one element: fewer are within the bound for any tile
+MOST_REGISTERS = 224  # of what a thread of the tiled kernel holds of an epilogue at once
 MATRIX_INSTRUCTIONS = 4  # of a matrix read or written beside the result
 
 
@@ -74,12 +78,15 @@ def too_long(region: Region, rounded: set[Node]) -> bool:
     count += MATRIX_INSTRUCTIONS * len(matrices)
     if count <= LONG:
         return False
-    return count * copies(region) > MOST_INSTRUCTIONS
+    choice = WideDot(region).choice
+    held = 0 if choice else registers(region.stored, {*reads, region.anchor})
+    times = copies(region, choice)
+    return count * times > MOST_INSTRUCTIONS or held * times > MOST_REGISTERS
 
 
-def copies(region: Region) -> int:
+def copies(region: Region, choice: Choice[Any] | None) -> int:
     """How many times an epilogue's instructions are emitted: sums of a thread, in every role."""
-    choice, warps = WideDot(region).choice, 4
+    warps = 4
     if choice is None:
         rows, columns, warps = tile_of(problem_of(region.anchor))
     elif isinstance(choice.plan, (WidePlan, ThreadPlan)):
