@@ -81,7 +81,7 @@ def why_not(x: PagedShape, target: Target) -> str:
 def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
     """The first Plan that fits; None if none does."""
     of = shape_of(x)
-    for size in TILES[:1] if x.scaled else TILES:  # see docs/decisions/0053
+    for size in TILES:
         stages = 3 if padded(x.width) + padded(x.value_width) <= 128 else 2
         # of 8 bits a block of keys and one of values lie there as they came
         taken = size[1] * (x.width + x.value_width) if x.scaled else 0
