@@ -433,6 +433,46 @@ def test_a_fence_after_the_barrier_does_not_help_others() -> None:
     assert rules(build(late=True)) == {"fence"}
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_loads_are_fenced_before_a_copy_lands_on_them(others: bool) -> None:
+    """Loads that were only issued would see what lands: seen on a GPU, where a role that read a
+    block asked for the next one at once. Here it lands where both or another role's warps read."""
+
+    def build(*steps: str) -> Body:
+        def reader(b: PlacedBuilder, place: Node, full: Node) -> None:
+            b.wait(full, 0, 0)
+            b.store(b.parameters[1], b.read(place, 0), (0, 0), (1,))
+            for step in steps:
+                if step == "fence":
+                    b.do(placed.fence, kind="async")
+                else:
+                    b.do(placed.named_sync, number=1, threads=128)
+            if others:
+                b.arrive(full, 1)
+            else:
+                again(b, place, full)
+
+        def again(b: PlacedBuilder, place: Node, full: Node) -> None:
+            b.expect(full, 0, 64)
+            b.copy_async(place, (0,), b.parameters[0], (1, 0), (1,), full, 0)
+            b.wait(full, 0, 1)
+
+        def first(b: PlacedBuilder, place: Node, full: Node) -> None:
+            b.expect(full, 0, 64)
+            b.copy_async(place, (0,), b.parameters[0], (0, 0), (1,), full, 0)
+            if others:
+                b.wait(full, 1, 0)
+                b.wait(full, 0, 0)
+                again(b, place, full)
+
+        return roles(first, reader)
+
+    assert not rules(build("fence", "sync"))
+    assert rules(build("sync")) == {"fence"}
+    if not others:  # to arrive is to meet
+        assert rules(build("fence")) == rules(build("sync", "fence")) == {"fence"}
+
+
 def test_uninitialised_boxes() -> None:
     """A stage that nobody filled, a register tile that was only made, parts that make a whole."""
 
@@ -486,6 +526,7 @@ def test_roles_inside_of_a_loop_are_joined() -> None:
             def drains() -> None:
                 b.wait(full, 0, parity(i))
                 b.store(b.parameters[1], b.read(place), (0, 0), (1,))
+                b.do(placed.fence, kind="async")
 
             b.role("fills", 4, 0, fills)
             b.role("drains", 4, 0, drains)
@@ -542,6 +583,7 @@ def test_data_and_symbols_are_tried_at_their_ends() -> None:
         def drains(i: object, _: list[Node]) -> list[Node]:
             b.wait(full, i % 2, i // 2 % 2)
             b.read(place, i % 2)
+            b.do(placed.fence, kind="async")
             b.arrive(empty, i % 2)
             return []
 

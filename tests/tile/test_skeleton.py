@@ -18,6 +18,7 @@ from tilegrad.core.dtype import float32, int64
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import Size, maximum, symbol
 from tilegrad.ir.types import Memory
+from tilegrad.tile import placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.prove import check_body
 from tilegrad.tile.skeleton import Skeleton, TooLong
@@ -202,6 +203,7 @@ def ring(count: Size, peeled: bool, steps: Size = 1) -> Body:
     def drain(turn: Size) -> None:
         b.wait(full, turn % 2, turn // 2 % 2)
         b.read(place, turn % 2)
+        b.do(placed.fence, kind="async")
         b.arrive(empty, turn % 2)
 
     def nest(upper: Size, each: Callable[[Size], None]) -> None:

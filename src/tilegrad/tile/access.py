@@ -44,7 +44,7 @@ class Touched:
     agent: int
     epoch: int
     node: Node
-    plain: bool = False  # a store that asynchronous ops may not see
+    plain: bool = False  # a load or store of threads, which asynchronous ops do not wait for
     fence: int | None = None  # when its role fenced it, so that they do
 
 

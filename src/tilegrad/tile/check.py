@@ -177,7 +177,7 @@ HINTS = {  # of rules, where one fits all that break them
     "phase": "wait for the barrier's phase before it is used again, in this role or one before it",
     "arrivals": "the count of a barrier is who arrives in one phase",
     "bytes": "expect exactly the bytes that the copies land",
-    "fence": "fence('async') after the stores, then a barrier, then the asynchronous op",
+    "fence": "fence('async') after them, then a barrier, then the asynchronous op",
     "matrix_fence": "matrix_fence between the last touch of the registers and the matrix op",
     "unfinished": "wait for all groups before the role ends, for barriers before the program does",
     "uninitialised": "write it first on every path",

@@ -110,7 +110,7 @@ def _land(order: Order, role: Role, node: Node, land: row.Land, values: Known) -
         found = None if source is None else order.region(rank, node, source, values)
         if found is not None:
             order.asynchronous(found, role, made, False)
-        order.asynchronous(into, role, made, True)
+        order.asynchronous(into, role, made, True, land.source is not None)
         order.come(role, bar, node, 0, 0, land.into.bytes, land.tells)
 
 

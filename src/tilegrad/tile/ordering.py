@@ -284,13 +284,13 @@ class Order:
                 self.require(region, role, node)
             for near in region.around() if not touch.some else ():
                 self.met(place, near.write, role, node)
-        plain = touch.writes and place.scope != "register"
+        plain = place.scope == "shared" or (touch.writes and place.scope == "global")
         made = Touched(role.number, role.epoch, node, plain)
         self.touch(region, role, made, touch.writes)
-        if place.scope == "register":
-            role.registers.add(place.node)
-        elif touch.writes:
+        if plain:
             role.unfenced.append(made)
+        elif place.scope == "register":
+            role.registers.add(place.node)
 
     def unfenced(self, place: Place, role: Role, node: Node) -> None:
         """A matrix op meets registers: a matrix_fence comes after their last plain use."""
@@ -299,25 +299,33 @@ class Order:
             text = f"{role.name} uses {what} without matrix_fence"
             self.report("matrix_fence", text, node, place.node)
 
-    def asynchronous(self, region: Region, role: Role, made: Touched, writes: bool) -> None:
-        """A copy or a matrix op touches a box: plain stores before it are fenced."""
+    def asynchronous(
+        self, region: Region, role: Role, made: Touched, writes: bool, copies: bool = False
+    ) -> None:
+        """A copy or a matrix op touches a box: plain stores before it are fenced, and plain loads
+        before a copy lands there, which else may still be under way."""
         if not writes:
             self.require(region, role, made.node)
-        before = [near.write for near in region.around()]
+        before = [
+            (kind, plain)
+            for near in region.around()
+            for kind, found in (("stores to", (near.write,)), ("loads of", near.reads.values()))
+            for plain in (found if copies or kind == "stores to" else ())
+        ]
         self.touch(region, role, made, writes)
-        for store in before:
-            if store is not None and store.plain:
-                self.published(region, store, role, made.node)
+        for kind, plain in before:
+            if plain is not None and plain.plain:
+                self.published(f"{kind} {region}", plain, role, made.node)
 
-    def published(self, region: Region, plain: Touched, role: Role, node: Node) -> None:
-        """Plain stores that an asynchronous op meets: fenced, and the warps have met."""
+    def published(self, what: str, plain: Touched, role: Role, node: Node) -> None:
+        """Plain accesses that an asynchronous op meets: fenced, and the warps have met."""
         hint = ""
         if plain.fence is None:
-            text = f"meets plain stores to {region} without fence('async')"
+            text = f"meets plain {what} without fence('async')"
         elif plain.agent != role.number and role.clock[plain.agent] < plain.fence:
-            text = f"does not know of the fence('async') after the stores to {region}"
+            text = f"does not know of the fence('async') after the {what}"
         elif plain.agent == role.number and not role.alone and role.synced <= plain.fence:
-            text = f"meets stores to {region} by all {role.warps} warps, "
+            text = f"meets {what} by all {role.warps} warps, "
             text += "which have not met since their fence('async')"
             hint = "named_sync with the role's own threads after the fence"
         else:

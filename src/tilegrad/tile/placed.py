@@ -12,7 +12,8 @@ that follow one another in a Block run at the same time and are joined after the
   outside of the Memory is 0. `copy_store` writes back in groups; what lies outside is dropped.
 * `matrix_async` reads its operands and updates its accumulator at some time after it is issued
   and before a `matrix_wait` that covers its group. Registers written before it need a
-  `matrix_fence`; shared places written by plain stores need a `fence('async')` and a barrier.
+  `matrix_fence`; shared places written by plain stores need a `fence('async')` and a barrier, and
+  so do places that plain loads read, before a copy lands there: loads may be issued alone.
 * `copy_pages` is a copy_async for each of several pages whose numbers are data; `send` is one from
   registers to all programs of a cluster.
 * `copy_threads` is made by all threads of a role, in groups: what it copied is there after a
@@ -133,8 +134,8 @@ FENCES = ("async", "global")
 
 @placed_row("barrier", effects=lambda n: (Fence(n.attrs["kind"]),))
 def fence(*, kind: str) -> Type:
-    """'async': this role's plain stores are seen by copies and matrix ops; 'global': by other
-    programs"""
+    """'async': this role's plain stores are seen by copies and matrix ops, and its plain loads are
+    done before those; 'global': stores are seen by other programs"""
     if kind not in FENCES:
         raise Misfit(f"no fence is called {kind!r}, only {FENCES}")
     return NOTHING

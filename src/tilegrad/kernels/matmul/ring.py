@@ -332,6 +332,7 @@ class Moving:
         for chunk in self.chunks_of(fill):
             place, begin = self.residual_place(stage, chunk, own)
             found.append(tile.read(place[begin : begin + 64, :]))
+        tile.fence("async")
         self.release(turn)
         if self.wide == self.plan.staged:
             return found

@@ -239,6 +239,7 @@ class Steps:
         keys = self.arrived(0)
         if self.x.scaled:
             tile.load_operand(self.held[0], keys)
+            tile.fence("async")
             self.pipes[0].release(self.turn)
             keys = self.held[0]
         tile.matrix_fence()
@@ -266,6 +267,7 @@ class Steps:
                 self.meet()
         if x.scaled:
             tile.load_operand(self.held[1], self.arrived(1).T)
+            tile.fence("async")
             self.pipes[1].release(self.turn)
 
     def scaled(self, scores: Any) -> Any:

@@ -274,6 +274,7 @@ class PackedMatmul(WideMatmul):
                 found = values(self.left[stage, place], self.scaled[stage, place], part, self.shape)
                 tile.matrix_wait(0)
                 if turns == 0 and tile.less(0, step):
+                    tile.fence("async")
                     self.release(turn + step - 1)
                 tile.write(words[turns % 2], found)
                 tile.matrix_fence()
@@ -281,6 +282,7 @@ class PackedMatmul(WideMatmul):
                 tile.matrix_async(totals[number], words[turns % 2], self.right[stage, part].T, more)
                 tile.matrix_commit()
         tile.matrix_wait(0)
+        tile.fence("async")
         self.release(turn + self.steps - 1)
 
     # ---- results ------------------------------------------------------------------------------
