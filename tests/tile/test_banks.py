@@ -54,7 +54,7 @@ def test_swizzled_rows_of_16_bytes() -> None:
         ("swizzle32", 32, 1),
     ):
         place = Memory((64, span // 2), bfloat16, "shared", layout=layout)
-        found = address(place, (64, span // 2), (0, 1), rows)
+        found = address(place, (0, 1), rows)
         assert turns(found, 16) == expected, layout
         assert sorted(found // 128) == [r * span // 128 for r in range(8)]
 
@@ -63,7 +63,7 @@ def test_addresses_are_a_permutation() -> None:
     """Every element of a swizzled place of several column blocks has a byte of its own."""
     place = Memory((2, 16, 128), bfloat16, "shared", layout="swizzle128")
     where = np.stack(np.meshgrid(np.arange(16), np.arange(128), indexing="ij"), -1).reshape(-1, 2)
-    found = address(place, (16, 128), (1, 2), where)
+    found = address(place, (1, 2), where)
     assert sorted(found) == list(range(0, 16 * 128 * 2, 2))
 
 
