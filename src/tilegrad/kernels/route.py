@@ -36,8 +36,7 @@ def keys(x: Any, experts: int) -> Any:
     bits = tile.where(bits < 0, bits ^ SIGN, bits)
     column = tile.arange(lanes)
     found = bits.to(int64) * (1 << 32) + (lanes - 1 - column)[None, :]
-    inside = tile.broadcast((column < experts)[None, :], x.shape)
-    return tile.where(inside, found, tile.full((), LEAST_KEY, int64))
+    return tile.where((column < experts)[None, :], found, LEAST_KEY)
 
 
 @tile.function
@@ -56,7 +55,7 @@ def picked(
     for number in tile.range(0, count):
         here = key == tile.max(key, axis=1)[:, None]
         ranks = tile.where(here, tile.cast(number, int32), ranks)
-        key = tile.where(here, tile.full((), LEAST_KEY, int64), key)
+        key = tile.where(here, LEAST_KEY, key)
     if shared:
         x = x / tile.sum(tile.where(ranks >= 0, x, 0.0), axis=1)[:, None]
     return x, ranks
@@ -66,8 +65,7 @@ def picked(
 def own_of(ranks: Any, start: Any, rows: Any) -> tuple[Any, Any]:
     """(1 where an expert was picked, the number of each token): none for rows past the end."""
     token = numbers(ranks.shape[0], start)
-    inside = tile.broadcast((token < tile.cast(rows, int32))[:, None], ranks.shape)
-    return (ranks >= 0) & inside, tile.broadcast(token[:, None], ranks.shape)
+    return (ranks >= 0) & (token < rows)[:, None], tile.broadcast(token[:, None], ranks.shape)
 
 
 @tile.function
@@ -127,8 +125,7 @@ def count_routes(scores: Any, *, count: int, powers: bool, shared: bool, tokens:
     counts = tile.result((programs, experts), int32)
     x, ranks = picked(scores, program * tokens, tokens, count, powers, shared)
     own, token = own_of(ranks, program * tokens, rows)
-    column = numbers(x.shape[1])[None, :]
-    for to, value in ((shares, x), (found, tile.broadcast(column, x.shape))):
+    for to, value in ((shares, x), (found, numbers(x.shape[1])[None, :])):
         scatter(to, token * count + ranks, value, own)
     tile.store(counts, (program, 0), tile.sum(own.to(int32), axis=0))
 
@@ -144,7 +141,7 @@ def place_routes(picks: Any, counts: Any, *, tokens: int, block: int, most: Any)
     for start in tile.range(0, programs, COUNTED):
         some = tile.fill(tile.load(counts, (start, 0), (COUNTED, lanes)), 0)
         total = total + tile.sum(some, axis=0)
-        earlier = tile.broadcast((numbers(COUNTED, start) < mine)[:, None], some.shape)
+        earlier = (numbers(COUNTED, start) < mine)[:, None]
         before = before + tile.sum(tile.where(earlier, some, 0), axis=0)
     column = numbers(lanes)[None, :]
     ranks = tile.full((tokens, lanes), -1, int32)
