@@ -112,10 +112,6 @@ class Storage:
         self.shape = tuple(evaluate(s, symbols) for s in type_.shape)
         self.strides = tuple(evaluate(s, symbols) for s in type_.element_strides())
 
-    def offsets(self, index: Sequence[int], shape: Shape, axes: Shape) -> Any:
-        """Element offsets of a tile at an index, and where they are inside of the shape."""
-        return numeric.box(index, shape, axes, self.shape, self.strides)
-
     def elements(
         self, touch: Touch, values: Mapping[Node, Any], node: Node
     ) -> tuple[Array, Array | None]:
@@ -128,31 +124,28 @@ class Storage:
             offset = np.arange(self.data.size).reshape(self.shape)
         else:
             index = [scalar(s, values) for s in touch.index]
+            places = touch.shape, touch.axes, self.shape, self.strides
             if touch.pages is not None:
                 first, *rest = index
                 at = [[first + int(page), *rest] for page in values[touch.pages]]
-                boxes = [self.offsets(own, touch.shape, touch.axes) for own in at]
+                boxes = [numeric.box(own, *places) for own in at]
                 offset, inside = (np.concatenate(part) for part in zip(*boxes))
             else:
-                offset, inside = self.offsets(index, touch.shape, touch.axes)
+                offset, inside = numeric.box(index, *places)
             if touch.clips:
                 return offset, inside
             bad = ~inside if mask is None else ~inside & mask
             if bad.any():
                 where = f"{tuple(index)} of tile {touch.shape}"
                 raise outside(node, f"{where} leaves {self.name}<{self.shape}>")
-        if mask is None:
-            return self.inside(offset, True, node), None
-        mask = np.broadcast_to(mask, offset.shape)
-        return self.inside(np.where(mask, offset, 0), mask, node), mask
-
-    def inside(self, offset: Array, meant: Array | bool, node: Node) -> Array:
-        """Offsets, all of which the storage has where they are meant."""
-        bad = ((offset < 0) | (offset >= self.data.size)) & meant
+        bad = (offset < 0) | (offset >= self.data.size)
+        if mask is not None:
+            mask = np.broadcast_to(mask, offset.shape)
+            bad, offset = bad & mask, np.where(mask, offset, 0)
         if bad.any():
-            at = f"offset {int(offset[bad][0])} of {self.name}"
-            raise outside(node, f"{at}, which has {self.data.size} elements")
-        return np.asarray(offset)
+            where = f"offset {int(offset[bad][0])} of {self.name}"
+            raise outside(node, f"{where}, which has {self.data.size} elements")
+        return offset, mask
 
 
 def outside(node: Node, where: str) -> InternalError:
@@ -366,18 +359,15 @@ def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
 
 def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
     """Elements grow by values, one after another; gives what each was before."""
-    into, value = _into(frame, node), frame.values[node.inputs[1]]
-    storage, offset = into.storage, into.offset
-    dtype = storage.type.dtype
-    live = np.ones(offset.shape, np.bool_) if into.mask is None else into.mask
-    before, value = np.zeros(offset.shape, storage.data.dtype), np.broadcast_to(value, offset.shape)
+    into = _into(frame, node)
+    data, offset, mask = into.storage.data, into.offset, into.mask
+    value = np.broadcast_to(frame.values[node.inputs[1]], offset.shape)
+    before = np.zeros(offset.shape, data.dtype)
     with np.errstate(all="ignore"):
         for at in np.ndindex(offset.shape):
-            if live[at]:
-                where = int(offset[at])
-                old, one = storage.data[where : where + 1], np.asarray([value[at]], dtype.numpy)
-                before[at] = old[0]
-                storage.data[where] = numeric.elementwise("add", dtype, [old, one])[0]
+            if mask is None or mask[at]:
+                before[at] = old = data[offset[at]]
+                data[offset[at]] = numeric.elementwise("add", node.dtype, [old, value[at]])
     return before
 
 

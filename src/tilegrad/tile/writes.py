@@ -116,9 +116,7 @@ def _same_box(store: Access, load: Access) -> bool:
 
 def races(t: Tracer, name: str, accesses: Sequence[Access]) -> Findings:
     """Elements that one program writes and another touches."""
-    programs = [p for p in t.programs if isinstance(p, Expr)]
-    writes = [a for a in accesses if a.writes]
-    if not programs or not writes or owned(t, programs, accesses):
+    if not any(a.writes for a in accesses) or owned(t, accesses):
         return []
     clash, unsure = _count_races(t, accesses)
     if clash is not None:
@@ -132,22 +130,21 @@ def races(t: Tracer, name: str, accesses: Sequence[Access]) -> Findings:
     return [finding("race", text, where.node, None, HINT)]
 
 
-def owned(t: Tracer, programs: Sequence[Expr], accesses: Sequence[Access]) -> bool:
+def owned(t: Tracer, accesses: Sequence[Access]) -> bool:
     """Whether programs are proved to touch elements of their own, whatever the sizes are."""
-    if all(a.kind == "add" for a in accesses):
+    programs = [p for p in t.programs if isinstance(p, Expr)]
+    if not programs or all(a.kind == "add" for a in accesses):
         return True
     if any(a.index is None for a in accesses):
         return False
-    return all(_by_itself(t, p, programs, accesses) for p in programs)
+    return all(_by_itself(t, p, accesses) for p in programs)
 
 
-def _by_itself(
-    t: Tracer, program: Expr, programs: Sequence[Expr], accesses: Sequence[Access]
-) -> bool:
+def _by_itself(t: Tracer, program: Expr, accesses: Sequence[Access]) -> bool:
     """Whether programs that differ in one number touch different elements: along an axis, or
     because one of them comes here alone, or by the parts that the number is taken apart into."""
     axes = range(len(accesses[0].index or ()))
-    if any(_apart(t, program, programs, accesses, axis) for axis in axes):
+    if any(_apart(t, program, accesses, axis) for axis in axes):
         return True
     alone = {_only(t, a, program) for a in accesses}
     if len(alone) == 1 and None not in alone:
@@ -161,7 +158,7 @@ def _by_itself(
     )
     whole_: Size = 0
     for part in parts:
-        if any(_apart(t, part, programs, accesses, axis) for axis in axes):
+        if any(_apart(t, part, accesses, axis) for axis in axes):
             whole_ = whole_ + part * _weight(part)
     return whole_ is program
 
@@ -192,9 +189,7 @@ def _weight(part: Expr) -> Size:
     return inner.args[1] if isinstance(inner, Expr) and inner.kind == "div" else 1
 
 
-def _apart(
-    t: Tracer, program: Expr, programs: Sequence[Expr], accesses: Sequence[Access], axis: int
-) -> bool:
+def _apart(t: Tracer, program: Expr, accesses: Sequence[Access], axis: int) -> bool:
     """Whether what programs with different numbers touch is disjoint along an axis."""
     steps: set[int] = set()
     first: list[Size] = []
@@ -206,7 +201,7 @@ def _apart(
         step = _factor(at, own)
         steps.add(step)
         rest = at - own * step
-        if step == 0 or any(p in atoms(rest) for p in (own, *programs)):
+        if step == 0 or any(p in atoms(rest) for p in (own, *t.programs)):
             return False
         least, most, _ = extremes(t, rest)
         if any(a.kind != "symbol" for end in (least, most) for a in atoms(end)):
@@ -234,7 +229,7 @@ def interleaved_start(t: Tracer, atom: Expr) -> Expr | None:
     return limit.lower if t.limits[limit.lower].upper + 1 == limit.step else None
 
 
-Found = tuple[Access, Access, tuple[int, ...]]
+Found = tuple[Access, Access, Shape]
 
 
 def _count_races(t: Tracer, accesses: Sequence[Access]) -> tuple[Found | None, list[Access]]:
@@ -286,11 +281,12 @@ class Cells:
 
     def _unit(self, axis: int) -> int:
         """What divides every start and length along an axis."""
-        found = [(a, at) for a, boxes in self.starts.items() for _, at in boxes or ()]
+        found = [(a, at) for a, boxes in self.starts.items() for *_, at in boxes or ()]
         return gcd(*[n for a, at in found for n in (a.length(axis), at[axis])]) or 1
 
-    def _starts(self, access: Access) -> list[tuple[Shape, Shape]] | None:
-        """(program, index) of every box of an access; None where data decides, or too many."""
+    def _starts(self, access: Access) -> list[tuple[int, Shape, Shape]] | None:
+        """(program's number, program, index) of every box of an access; None where data decides, or
+        too many."""
         t, grid = self.t, self.t.grid or (1,)
         own = [a for at in access.index or () for a in atoms(at) if a not in t.programs]
         loops = list(dict.fromkeys(own))
@@ -300,11 +296,12 @@ class Cells:
         if prod(grid) * prod([len(s) for s in trips if s is not None]) > FEW_BOXES:
             return None
         found = []
-        for program in every(*[range(s) for s in grid]):
+        for number, program in enumerate(every(*[range(s) for s in grid])):
             env = {p.name: n for p, n in zip(t.programs, program) if isinstance(p, Expr)}
             for values in every(*[s for s in trips if s is not None]):
                 env.update(zip([loop.name for loop in loops], values))
-                found.append((program, tuple([evaluate(at, env) for at in access.index or ()])))
+                box = tuple([evaluate(at, env) for at in access.index or ()])
+                found.append((number, program, box))
         return found
 
     def of(self, access: Access) -> tuple[TouchedCells, bool]:
@@ -314,15 +311,14 @@ class Cells:
         if starts is None or len(starts) * cells > SMALL:
             return [], False
         found: TouchedCells = []
-        numbers = {program: n for n, program in enumerate(dict.fromkeys(p for p, _ in starts))}
-        for program, at in starts:
+        for number, program, at in starts:
             taken = _taken(access, program)
             if taken is False:
                 continue
             touched = self._touched(access, program, at) if taken else None
             if touched is None:
                 return [], False
-            found.append((numbers[program], touched))
+            found.append((number, touched))
         return found, True
 
     def _lengths(self, access: Access) -> list[tuple[int, int]]:
