@@ -128,8 +128,7 @@ def listed(p: Any, tokens: Any, row: Any, bound: Any, block: int, skip: bool) ->
     for start in tile.range(0, columns, block):
         wanted = key_of(block_at(p, row, start, block)) >= bound
         each = wanted.to(int32)
-        some = tile.max(each) if skip else whole(1)
-        if some > 0:
+        if tile.max(each) > 0 if skip else True:
             at = tile.cast(row, int32) * columns + size + tile.cumsum(each) - 1
             scatter(tokens, at, numbers(block, start), wanted)
             size = size + tile.sum(each)

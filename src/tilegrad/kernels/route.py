@@ -42,9 +42,11 @@ def keys(x: Any, experts: int) -> Any:
 @tile.function
 def picked(
     scores: Any, start: Any, tokens: int, count: int, powers: bool, shared: bool
-) -> tuple[Any, Any]:
-    """(shares, ranks) of some tokens' experts: the rank among those picked is -1 for others."""
-    experts = scores.shape[1]
+) -> tuple[Any, Any, Any]:
+    """(1 where an expert was picked, its rank among those, the number of each token) of some
+    tokens, whose shares are written to a result (N, count)."""
+    rows, experts = scores.shape
+    shares = tile.result((rows, count), float32, fill="none")
     x = tile.load(scores, (start, 0), (tokens, lanes_of(experts))).to(float32)
     if powers:
         x = tile.fill(x, -tile.INF)
@@ -58,7 +60,9 @@ def picked(
         key = tile.where(here, LEAST_KEY, key)
     if shared:
         x = x / tile.sum(tile.where(ranks >= 0, x, 0.0), axis=1)[:, None]
-    return x, ranks
+    own, token = own_of(ranks, start, rows)
+    scatter(shares, token * count + ranks, x, own)
+    return own, ranks, token
 
 
 @tile.function
@@ -103,11 +107,8 @@ def route(
     for all tokens."""
     tile.grid(1)
     rows, experts = scores.shape
-    shares = tile.result((rows, count), float32, fill="none")
+    own, ranks, token = picked(scores, 0, tokens, count, powers, shared)
     sorted_, offsets, out = results_of(rows * count, experts, block, most)
-    x, ranks = picked(scores, 0, tokens, count, powers, shared)
-    own, token = own_of(ranks, 0, rows)
-    scatter(shares, token * count + ranks, x, own)
     total = tile.sum(own.to(int32), axis=0)
     write_sorted(sorted_, own, ranks, token, tile.cumsum(total) - total, count)
     write_groups(offsets, out, total, block)
@@ -120,13 +121,10 @@ def count_routes(scores: Any, *, count: int, powers: bool, shared: bool, tokens:
     rows, experts = scores.shape
     programs = tile.ceil_divide(rows, tokens)
     program = tile.grid(programs)
-    shares = tile.result((rows, count), float32, fill="none")
+    own, ranks, token = picked(scores, program * tokens, tokens, count, powers, shared)
     found = tile.result((rows, count), int32, fill="none")
     counts = tile.result((programs, experts), int32)
-    x, ranks = picked(scores, program * tokens, tokens, count, powers, shared)
-    own, token = own_of(ranks, program * tokens, rows)
-    for to, value in ((shares, x), (found, numbers(x.shape[1])[None, :])):
-        scatter(to, token * count + ranks, value, own)
+    scatter(found, token * count + ranks, numbers(ranks.shape[1])[None, :], own)
     tile.store(counts, (program, 0), tile.sum(own.to(int32), axis=0))
 
 

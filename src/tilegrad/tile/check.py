@@ -215,10 +215,7 @@ Findings = list[Finding]
 
 def line_of(node: Node | None) -> str:
     """The kernel's own line of a Node, with the op that stands there."""
-    if node is None:
-        return ""
-    where: Location | None = node.location
-    return f"{where if where is not None else 'an unknown line'} ({node.op.name})"
+    return "" if node is None else f"{node.location or 'an unknown line'} ({node.op.name})"
 
 
 def finding(

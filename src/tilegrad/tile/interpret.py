@@ -124,14 +124,14 @@ class Storage:
             offset = np.arange(self.data.size).reshape(self.shape)
         else:
             index = [scalar(s, values) for s in touch.index]
-            places = touch.shape, touch.axes, self.shape, self.strides
+            shapes = touch.shape, touch.axes, self.shape, self.strides
             if touch.pages is not None:
                 first, *rest = index
                 at = [[first + int(page), *rest] for page in values[touch.pages]]
-                boxes = [numeric.box(own, *places) for own in at]
+                boxes = [numeric.box(own, *shapes) for own in at]
                 offset, inside = (np.concatenate(part) for part in zip(*boxes))
             else:
-                offset, inside = numeric.box(index, *places)
+                offset, inside = numeric.box(index, *shapes)
             if touch.clips:
                 return offset, inside
             bad = ~inside if mask is None else ~inside & mask

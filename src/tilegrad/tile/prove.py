@@ -51,7 +51,7 @@ from .happening import come
 from .ordering import Order
 from .row import Touch, effects_of, is_place, touches_of
 from .scalars import deciding
-from .skeleton import Scenario, Skeleton, TooLong, computable
+from .skeleton import OF_RUN, Scenario, Skeleton, TooLong, computable
 
 ENOUGH = 4_000  # events, after which only the first and last programs are run
 
@@ -269,9 +269,7 @@ def varies(skeleton: Skeleton, node: Node) -> bool:
 
     def own(scalar: Node) -> bool:
         name = scalar.op.name
-        if name in ("program", "symbol", "cluster_rank"):
-            return True
         known = name in ("constant", "get") or scalar in skeleton.owner
-        return not (known or computable(scalar))
+        return name in OF_RUN or not (known or computable(scalar))
 
     return any(map(own, nodes_from(deciding(node), skeleton.parts)))

@@ -12,8 +12,7 @@ questions of the same accesses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import product as every
 from math import gcd, prod
 from typing import Any
@@ -33,7 +32,7 @@ from ..ir.symbol import (
 from ..ir.types import Shape, row_major, unravel
 from . import numeric
 from .build import Body
-from .check import Findings, finding
+from .check import Finding, Findings, finding
 from .inside import extremes, lines_of, value_of
 from .trace import Access, Limit, Tracer
 
@@ -46,23 +45,16 @@ HINT = (
 )
 
 
-@dataclass
-class Judged:
-    """What is known of the results of a kernel."""
-
-    findings: Findings
-    partial: set[str]  # names of results that may not be written whole
-
-
-def judge(t: Tracer, body: Body) -> Judged:
-    """Races between programs, and results that are not written whole."""
+def judge(t: Tracer, body: Body) -> tuple[Findings, set[str]]:
+    """Races between programs and elements that nothing writes; the names of results that may not
+    be written whole."""
     live = set(body.block.all_nodes())
     found: Findings = []
     partial: set[str] = set()
     for result in t.results:
         here = [a for node, a in t.accesses.items() if node in live and a.memory is result.node]
         filled = result.name in t.fills
-        found += _unset(result.name, here) if not filled else []
+        found += () if filled else _unset(result.name, here)
         found += races(t, result.name, here)
         if filled or result.name in t.loose or any(f.severity == "error" for f in found):
             continue
@@ -75,19 +67,18 @@ def judge(t: Tracer, body: Body) -> Judged:
             found.append(finding("unwritten", text, (where or [result.node])[0]))
         elif state == "unknown" or not _reads_its_own(here):
             partial.add(result.name)
-    return Judged(found, partial)
+    return found, partial
 
 
-def _unset(name: str, accesses: Sequence[Access]) -> Findings:
+def _unset(name: str, accesses: Sequence[Access]) -> Iterator[Finding]:
     """Elements that are added to, or read before anything is stored, have a value before."""
     before = next((a.kind for a in accesses if a.kind != "add"), "")
     unset = ("add",) if before == "store" else ("add", "load")
     first = next((a for a in accesses if a.kind in unset), None)
-    if first is None:
-        return []
-    done = {"add": "added to", "load": "read"}[first.kind]
-    text = f"{name} is {done}, and nothing set it before"
-    return [finding("uninitialised", text, first.node, hint="tile.result(..., fill=0)")]
+    if first is not None:
+        done = {"add": "added to", "load": "read"}[first.kind]
+        text = f"{name} is {done}, and nothing set it before"
+        yield finding("uninitialised", text, first.node, hint="tile.result(..., fill=0)")
 
 
 def _reads_its_own(accesses: Sequence[Access]) -> bool:
