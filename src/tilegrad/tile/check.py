@@ -23,7 +23,6 @@ from ..core.errors import InternalError, Location
 from ..core.target import Target
 from ..ir.block import Block, argument_op
 from ..ir.node import Node
-from ..ir.symbol import high
 from ..ir.types import Memory, Tile
 from ..ir.verify import Rule, verify
 from . import ops, placed
@@ -233,8 +232,7 @@ def finding(
 
 def place_bytes(node: Node) -> int:
     """Bytes of a place."""
-    type_ = memory_of(node)
-    return type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
+    return node.dtype.storage_bytes(prod(node.shape))
 
 
 def place_name(node: Node) -> str:

@@ -269,7 +269,7 @@ class Interpreter:
         if order is not None and role is not None:
             yield from come(order, role, node, values)
         special = SPECIAL.get(node.op.name)
-        found = special(self, frame, node) if special else self.usual(frame, node)
+        found = special(self, values, node) if special else self.usual(frame, node)
         if frame is not self.frame:
             yield None
         return found
@@ -336,32 +336,32 @@ class Interpreter:
 # ---- places, and ops whose elements depend on each other or on data ------------------------------
 
 
-def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
+def _place(self: Interpreter, values: Values, node: Node) -> Storage:
     data = poison(node.attrs["shape"], node.attrs["dtype"])
     return Storage(f"{memory_of(node).scope}#{node.serial}", node, data, self.symbols)
 
 
-def _into(frame: Frame, node: Node) -> Located:
+def _into(values: Values, node: Node) -> Located:
     """The elements that a Node writes."""
-    (into,) = located(frame.values, node, [touch_of(node)])
+    (into,) = located(values, node, [touch_of(node)])
     assert into is not None
     return into
 
 
-def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = _into(frame, node)
+def _scatter(self: Interpreter, values: Values, node: Node) -> None:
+    into = _into(values, node)
     written = into.offset if into.mask is None else into.offset[into.mask]
     if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
         name = self.body.name
         raise InternalError("tile.interpret", f"{name} writes an element twice in one scatter")
-    into.write(frame.values[node.inputs[1]])
+    into.write(values[node.inputs[1]])
 
 
-def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
+def _atomic_add(self: Interpreter, values: Values, node: Node) -> Array:
     """Elements grow by values, one after another; gives what each was before."""
-    into = _into(frame, node)
+    into = _into(values, node)
     data, offset, mask = into.storage.data, into.offset, into.mask
-    value = np.broadcast_to(frame.values[node.inputs[1]], offset.shape)
+    value = np.broadcast_to(values[node.inputs[1]], offset.shape)
     before = np.zeros(offset.shape, data.dtype)
     with np.errstate(all="ignore"):
         for at in np.ndindex(offset.shape):
@@ -371,9 +371,9 @@ def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
     return before
 
 
-def _sort(self: Interpreter, frame: Frame, node: Node) -> None:
-    keys, numbers = (frame.values[i].data for i in node.inputs[:2])
-    count = int(frame.values[node.inputs[4]])
+def _sort(self: Interpreter, values: Values, node: Node) -> None:
+    keys, numbers = (values[i].data for i in node.inputs[:2])
+    count = int(values[node.inputs[4]])
     order = stable_order(keys[:count], node.attrs["descending"])
     keys[:count], numbers[:count] = keys[:count][order], numbers[:count][order]
 
@@ -386,23 +386,23 @@ def stable_order(row: Array, descending: bool) -> Array:
     return row.size - 1 - np.argsort(wide[::-1], kind="stable")[::-1]
 
 
-def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = _into(frame, node)
-    start, stop = (max(0, int(frame.values[i])) for i in node.inputs[1:3])
+def _clear_rows(self: Interpreter, values: Values, node: Node) -> None:
+    into = _into(values, node)
+    start, stop = (max(0, int(values[i])) for i in node.inputs[1:3])
     whole = len(into.offset) == node.inputs[0].shape[-2]  # else these rows alone
     into.storage.data[into.offset[start:stop] if whole else into.offset] = 0
 
 
-def _require(self: Interpreter, frame: Frame, node: Node) -> None:
-    if not np.all(frame.values[node.inputs[0]]):
+def _require(self: Interpreter, values: Values, node: Node) -> None:
+    if not np.all(values[node.inputs[0]]):
         raise Site(node.attrs["message"], node.attrs["location"]).error()
 
 
-def _hole(self: Interpreter, frame: Frame, node: Node) -> None:
+def _hole(self: Interpreter, values: Values, node: Node) -> None:
     raise InternalError("tile.interpret", f"the hole {node.attrs['name']!r} is not filled")
 
 
-SPECIAL: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
+SPECIAL: dict[str, Callable[[Interpreter, Values, Node], Any]] = {
     "allocate": _place,
     "register_tile": _place,
     "scatter": _scatter,

@@ -156,8 +156,8 @@ def check_handover(body: Body) -> Findings:
 
 def _plain(node: Node, writes: bool) -> set[Node]:
     """Parameters that a Node itself stores to, or reads."""
-    plain = [e for e in effects_of(node) if isinstance(e, Touch) and e.writes is writes]
-    return {touch.memory for touch in plain if not is_place(touch.memory)}
+    plain = [e for e in effects_of(node) if isinstance(e, Touch) and not is_place(e.memory)]
+    return {touch.memory for touch in plain if touch.writes is writes}
 
 
 @dataclass
