@@ -63,15 +63,14 @@ def run(
     grid = tuple(evaluate(size, bound) for size in body.grid)
     chosen = range(math.prod(grid)) if programs is None else programs
     storages = parameters(body, memories, bound)
-    placed = body.block.find(*PLACED_OPS)
+    judged = bool(body.block.find(*PLACED_OPS))
     for programs_at in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
-        order = Judge(body, bound, len(programs_at)) if placed else None
+        order = Judge(body, bound, len(programs_at))
         machine = Machine(seed, order)
         group = []
         for rank, at in enumerate(programs_at):
-            role = None if order is None else order.roles[rank, None]
-            frame = Frame(role, dict(zip(body.parameters, storages)))
-            group.append(Interpreter(body, bound, machine, at, rank, frame))
+            frame = Frame(order.roles[rank, None], dict(zip(body.parameters, storages)))
+            group.append(Interpreter(body, bound, machine, at, rank, frame, judged))
         machine.run(group)
 
 
@@ -223,6 +222,7 @@ class Interpreter:
     program: Shape
     rank: int
     frame: Frame
+    judged: bool  # a Body of the placed level, where ops may be at odds
 
     # ---- blocks and Nodes -------------------------------------------------------------------
 
@@ -265,9 +265,9 @@ class Interpreter:
 
     def act(self, frame: Frame, node: Node) -> Steps:
         """A Node with effects: judged, then done."""
-        order, role, values = self.machine.order, frame.role, frame.values
-        if order is not None and role is not None:
-            yield from come(order, role, node, values)
+        values = frame.values
+        if self.judged:
+            yield from come(self.machine.order, frame.role, node, values)
         special = SPECIAL.get(node.op.name)
         found = special(self, values, node) if special else self.usual(frame, node)
         if frame is not self.frame:
@@ -286,7 +286,6 @@ class Interpreter:
             elif isinstance(effect, row.Land):
                 self.land(frame, node, effect)
             elif isinstance(effect, row.Drain):
-                assert frame.role is not None
                 known = frame.role.groups[effect.engine].known
                 self.machine.complete((frame.role.number, effect.engine), until=known)
         return None
@@ -294,7 +293,6 @@ class Interpreter:
     def later(self, frame: Frame, node: Node, work: row.Work) -> None:
         """Work of an engine."""
         role, touched = frame.role, located(frame.values, node, work.touches)
-        assert role is not None
         number = role.groups[work.engine].issued
         key = (role.number, work.engine)
         self.machine.issue(key, number, lambda: move(node, touched, {}))
@@ -302,7 +300,7 @@ class Interpreter:
     def land(self, frame: Frame, node: Node, land: row.Land) -> None:
         """A copy to places, whose bytes land on barriers at some time."""
         order, role, values = self.machine.order, frame.role, frame.values
-        assert order is not None and order.late is not None and role is not None
+        assert order.late is not None
         ranks, counts = order.reached(role, node, land, values), order.late
         order.late = []
         given: Sequence[Any]

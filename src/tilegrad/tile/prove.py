@@ -112,12 +112,11 @@ class _Traced:
     """A program of which only the events are run."""
 
     def __init__(self, order: Order, rank: int, trace: list[Any]) -> None:
-        self.order, self.body, self.rank = order, order.body, rank
+        self.order, self.rank = order, rank
         self.frame, self.events = Frame(order.roles[rank, None], {}), {order.body.block: trace}
 
     def block(self, frame: Frame, block: Block) -> Steps:
         """The events of the program, or of a role."""
-        assert frame.role is not None
         for node, values in self.events[block]:
             if node != "roles":
                 yield from come(self.order, frame.role, node, values)
