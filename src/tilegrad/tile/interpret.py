@@ -185,17 +185,10 @@ def poison(shape: Shape, dtype: DType) -> Array:
     return np.full(math.prod(shape) * dtype.size, 0xA5, np.uint8).view(dtype.numpy)
 
 
-def located(values: Values, node: Node, touches: Iterable[Touch]) -> list[Located | None]:
-    """The elements of Touches; None for one that does not happen."""
-    found: list[Located | None] = []
-    for touch in touches:
-        storage = values[touch.memory]
-        if touch.when is not None and not bool(values[touch.when]):
-            found.append(None)
-            continue
-        offset, mask = storage.elements(touch, values, node)
-        found.append(Located(storage, offset, mask, touch.writes))
-    return found
+def located(values: Values, node: Node, touch: Touch) -> Located:
+    """The elements of a Touch."""
+    storage: Storage = values[touch.memory]
+    return Located(storage, *storage.elements(touch, values, node), touch.writes)
 
 
 def move(node: Node, touched: Sequence[Located | None], values: Values) -> Any:
@@ -279,7 +272,7 @@ class Interpreter:
         values, effects = frame.values, effects_of(node)
         touches = [e for e in effects if isinstance(e, Touch)]
         if touches:
-            return move(node, located(values, node, touches), values)
+            return move(node, [located(values, node, touch) for touch in touches], values)
         for effect in effects:
             if isinstance(effect, row.Work):
                 self.later(frame, node, effect)
@@ -292,7 +285,11 @@ class Interpreter:
 
     def later(self, frame: Frame, node: Node, work: row.Work) -> None:
         """Work of an engine."""
-        role, touched = frame.role, located(frame.values, node, work.touches)
+        role, values = frame.role, frame.values
+        touched = [
+            located(values, node, touch) if touch.when is None or values[touch.when] else None
+            for touch in work.touches
+        ]
         number = role.groups[work.engine].issued
         key = (role.number, work.engine)
         self.machine.issue(key, number, lambda: move(node, touched, {}))
@@ -305,7 +302,7 @@ class Interpreter:
         order.late = []
         given: Sequence[Any]
         if land.source is not None:
-            given = located(values, node, [land.source]) * len(ranks)
+            given = [located(values, node, land.source)] * len(ranks)
         elif land.parts:
             given = np.split(values[node.inputs[1]], land.parts)
         else:
@@ -339,15 +336,8 @@ def _place(self: Interpreter, values: Values, node: Node) -> Storage:
     return Storage(f"{memory_of(node).scope}#{node.serial}", node, data, self.symbols)
 
 
-def _into(values: Values, node: Node) -> Located:
-    """The elements that a Node writes."""
-    (into,) = located(values, node, [touch_of(node)])
-    assert into is not None
-    return into
-
-
 def _scatter(self: Interpreter, values: Values, node: Node) -> None:
-    into = _into(values, node)
+    into = located(values, node, touch_of(node))
     written = into.offset if into.mask is None else into.offset[into.mask]
     if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
         name = self.body.name
@@ -357,7 +347,7 @@ def _scatter(self: Interpreter, values: Values, node: Node) -> None:
 
 def _atomic_add(self: Interpreter, values: Values, node: Node) -> Array:
     """Elements grow by values, one after another; gives what each was before."""
-    into = _into(values, node)
+    into = located(values, node, touch_of(node))
     data, offset, mask = into.storage.data, into.offset, into.mask
     value = np.broadcast_to(values[node.inputs[1]], offset.shape)
     before = np.zeros(offset.shape, data.dtype)
@@ -385,7 +375,7 @@ def stable_order(row: Array, descending: bool) -> Array:
 
 
 def _clear_rows(self: Interpreter, values: Values, node: Node) -> None:
-    into = _into(values, node)
+    into = located(values, node, touch_of(node))
     start, stop = (max(0, int(values[i])) for i in node.inputs[1:3])
     whole = len(into.offset) == node.inputs[0].shape[-2]  # else these rows alone
     into.storage.data[into.offset[start:stop] if whole else into.offset] = 0

@@ -380,13 +380,9 @@ def cast(x: Array, source: DType, target: DType) -> Array:
     targets), nan gives 0, then they wrap; float64 rounds to float32 before narrower floats."""
     if source is target:
         return x
-    if target.kind == "bool":
-        return np.asarray(x.astype(np.float64) != 0 if source.is_float else x != 0)
-    if target.is_float:
-        if target.bits < 32:
-            x = x.astype(np.float32)
-        return x.astype(target.numpy)
-    if source.is_float:
+    if target.is_float and target.bits < 32:
+        x = x.astype(np.float32)
+    elif source.is_float and target.is_integer:
         x = _saturate(x, np.int64 if target.bits >= 32 and target is not dtypes.int32 else np.int32)
     return x.astype(target.numpy)
 
