@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from ..ir.block import Block
 from ..ir.node import Node
-from ..ir.symbol import Size, high, low
+from ..ir.symbol import Size, high, low, terms_of
 from ..ir.types import Tile
 from .build import Body
 from .scalars import ARITHMETIC
@@ -141,15 +141,12 @@ class Bounds:
 
 def divisor_of(size: Size) -> int:
     """A number that divides a Size whatever its Symbols are; 0 for the Size 0."""
-    if isinstance(size, int):
-        return abs(size)
-    if size.kind == "sum":
-        found = abs(size.constant)
-        for product, factor in size.terms:
-            found = math.gcd(found, math.prod((divisor_of(a) for a in product), start=factor))
-        return found
+    if isinstance(size, int) or size.kind == "sum":
+        terms, constant = terms_of(size)
+        given = [math.prod(map(divisor_of, product), start=factor) for product, factor in terms]
+        return math.gcd(constant, *given)
     if size.kind in ("min", "max"):
-        return math.gcd(*(divisor_of(a) for a in size.args))
+        return math.gcd(*map(divisor_of, size.args))
     return 1
 
 

@@ -28,6 +28,7 @@ from ..ir.symbol import (
     evaluate,
     high,
     low,
+    terms_of,
 )
 from ..ir.types import Shape, row_major, unravel
 from . import numeric
@@ -169,9 +170,8 @@ def _only(t: Tracer, access: Access, program: Expr) -> Size | None:
 
 def _parts(value: Size) -> list[Expr]:
     """Quotients and remainders that an index is made of."""
-    if isinstance(value, int):
-        return []
-    return [a for product_, _ in value.terms for a in product_ if a.kind in ("div", "mod")]
+    terms, _ = terms_of(value)
+    return [a for product_, _ in terms for a in product_ if a.kind in ("div", "mod")]
 
 
 def _weight(part: Expr) -> Size:
@@ -207,7 +207,7 @@ def _apart(t: Tracer, program: Expr, accesses: Sequence[Access], axis: int) -> b
 
 def _factor(value: Size, part: Expr) -> int:
     """The factor of a number, or a quotient or remainder of one, in an index."""
-    terms = () if isinstance(value, int) else value.terms
+    terms, _ = terms_of(value)
     return next((f for product_, f in terms if product_ == (part,)), 0)
 
 
