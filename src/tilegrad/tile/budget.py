@@ -40,7 +40,7 @@ WHOLE_BLOCK = 1  # the numbered barrier that all threads of a program use
 
 
 def check_budget(body: Body, target: Target) -> Findings:
-    """Everything that does not fit."""
+    """Everything that does not fit, and accesses that take several turns."""
     if not target.has_threads:
         return []
     roles = body.block.find("role")
@@ -50,6 +50,7 @@ def check_budget(body: Body, target: Target) -> Findings:
         *engines(body, target),
         *role_shapes(body, roles, target.limits),
         *registers(roles, target.limits),
+        *check_banks(body),
     ]
 
 
@@ -174,19 +175,15 @@ SCATTERED = ("reshape", "transpose", "reduce", "load", "gather", "broadcast", "r
 ACCESSES = ("read_place", "write_place", "load", "store")
 
 
-def check_banks(body: Body, target: Target) -> Findings:
+def check_banks(body: Body) -> Iterator[Finding]:
     """Plain accesses to shared places that take several turns."""
-    if not target.has_threads:
-        return []
     accumulators = {n.inputs[0] for n in body.block.find("matrix_async")}
-    found = []
     for node in body.block.find(*ACCESSES):
         place = node.inputs[0]
         turns = turns_of(node, accumulators) if memory_of(place).scope == "shared" else 1
         if turns > 1:
             text = f"{node.op.name} of {place_name(place)} takes {turns} turns where one would do"
-            found.append(finding("bank_conflict", text, node, place, severity="warning"))
-    return found
+            yield finding("bank_conflict", text, node, place, severity="warning")
 
 
 def turns_of(node: Node, accumulators: set[Node]) -> int:

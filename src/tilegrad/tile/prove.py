@@ -43,7 +43,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.node import walk as nodes_from
 from ..ir.symbol import high, low
-from .budget import check_banks, check_budget
+from .budget import check_budget
 from .build import Body
 from .check import PLACED_OPS, Finding, Findings, finding, walk
 from .concurrent import DeadlockError, Frame, Machine, Steps, cluster_of
@@ -63,7 +63,7 @@ def check_body(body: Body, target: Target | None = None) -> Findings:
         skeleton = Skeleton(body)
         found += [*check_dependent(skeleton), *_protocol(skeleton), *check_handover(body)]
     if target is not None:
-        found += [*check_budget(body, target), *check_banks(body, target)]
+        found += check_budget(body, target)
     return sorted(dict.fromkeys(found), key=lambda f: f.severity != "error")
 
 
