@@ -40,13 +40,10 @@ def _make(order: Order, role: Role, node: Node, _: row.Make, values: Any) -> Non
 
 
 def _arrive(order: Order, role: Role, node: Node, arrive: row.Arrive, values: Known) -> None:
-    rank = role.rank if arrive.rank is None else scalar(arrive.rank, values)
-    if not 0 <= rank < order.ranks:
-        order.report("index", f"{node.op.name} to rank {rank} of {order.ranks}", node)
-        return
-    bar = order.bar(rank, node, arrive, values)
-    if bar is not None:
-        order.come(role, bar, node, 1, arrive.bytes, 0)
+    for rank in order.reached(role, node, arrive, values):
+        bar = order.bar(rank, node, arrive, values)
+        if bar is not None:
+            order.come(role, bar, node, 1, arrive.bytes, 0)
 
 
 def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Known) -> Iterator[Waiting]:
@@ -97,6 +94,10 @@ def _fence(order: Order, role: Role, node: Node, fence: row.Fence, values: Any) 
 
 
 def _land(order: Order, role: Role, node: Node, land: row.Land, values: Known) -> None:
+    if land.parts not in (0, order.ranks):
+        text = f"{node.op.name} of {land.parts} shares to {order.ranks} programs"
+        order.report("index", text, node)
+        return
     source = None
     if land.source is not None:
         source = order.region(role, role.rank, node, land.source, values)

@@ -402,24 +402,21 @@ class Order:
         if bar.arrived > bar.count:
             self.report("arrivals", f"{bar}: more arrivals than it counts", node)
 
-    def reached(self, role: Role, node: Node, land: row.Land, values: Known) -> list[int]:
-        """The ranks of the programs where something lands."""
-        if land.mask is None:
+    def reached(
+        self, role: Role, node: Node, of: row.Arrive | row.Land, values: Known
+    ) -> Sequence[int]:
+        """The ranks of the programs where something lands or arrives."""
+        if of.mask is None:
             return [role.rank]
-        first, all_ = scalar(land.first, values), (1 << self.ranks) - 1
-        if land.mask == -1:
-            chosen = all_
-        elif first < 0 or (land.mask << first) & ~all_:
-            where = f"rank {first}" if land.mask == 1 else f"ranks {land.mask:b} from {first} on"
+        every = range(self.ranks)
+        if of.mask == -1:
+            return every
+        first = scalar(of.first, values)
+        if first < 0 or of.mask << first >= 1 << self.ranks:
+            where = f"rank {first}" if of.mask == 1 else f"ranks {of.mask:b} from {first} on"
             self.report("index", f"{node.op.name} to {where} of a cluster of {self.ranks}", node)
             return []
-        else:
-            chosen = land.mask << first
-        if land.parts and land.parts != self.ranks:
-            text = f"{node.op.name} of {land.parts} shares to {self.ranks} programs"
-            self.report("index", text, node)
-            return []
-        return [rank for rank in range(self.ranks) if chosen >> rank & 1]
+        return [rank for rank in every if of.mask << first >> rank & 1]
 
 
 def scalar(given: Scalar, values: Known) -> int:
