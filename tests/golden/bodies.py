@@ -13,7 +13,7 @@ from looped import looped
 from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import bfloat16, float32, int32, int64
-from tilegrad.core.target import AVX512_AMX, MatrixUnit, MemorySpace, Target
+from tilegrad.core.target import AVX512_AMX, H200, MatrixUnit, MemorySpace, Target
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import Size, ceil_divide, minimum
 from tilegrad.ir.types import Memory, Tile
@@ -27,7 +27,7 @@ HOPPER = Target(
     "ptx",
     vector_bytes=128,
     cores=132,
-    limits={"threads_per_warp": 32},
+    limits=H200.limits,
     memories={
         "global": MemorySpace(80 << 30, 128, ("load", "store"), 4.8e12, shared=True),
         "shared": MemorySpace(227 << 10, 128, ("copy_async", "copy_store")),

@@ -80,7 +80,7 @@ def test_one_file_holds_many_problems_in_order(tmp_path):
     assert table.get(keys[1]) == Entry({"n": 1}, 1e-6)
     assert json.loads(text)["about"] == {"by": "hand"}
     (tmp_path / "matmul-all.json").write_text(text)  # also in a folder of problems
-    assert PlanTable(str(tmp_path)).read_all("matmul").digest == table.digest != ""
+    assert PlanTable("").read_all(tmp_path, "matmul-*").digest == table.digest != ""
     assert json.loads(text_of({}))["plans"] == {}
 
 

@@ -212,7 +212,7 @@ def _merge_division(terms: dict[Product, int], constant: int) -> int:
                 if joined is not None:
                     partner, value = joined
                     del terms[product], terms[partner]
-                    more, extra = _terms(value)
+                    more, extra = terms_of(value)
                     constant += extra
                     for p, f in more:
                         total = terms.pop(p, 0) + f
@@ -271,7 +271,8 @@ def _without(product: Product, taken: list[Expr]) -> Product | None:
     return tuple(left)
 
 
-def _terms(value: Size) -> tuple[tuple[tuple[Product, int], ...], int]:
+def terms_of(value: Size) -> tuple[tuple[tuple[Product, int], ...], int]:
+    """The terms of a sum, and its constant."""
     return ((), value) if isinstance(value, int) else (value.terms, value.constant)
 
 
@@ -280,8 +281,8 @@ def combine(a: Size, b: Size, sign: int) -> Size:
     """a + sign * b."""
     if isinstance(a, int) and isinstance(b, int):
         return a + sign * b
-    terms_a, constant_a = _terms(a)
-    terms_b, constant_b = _terms(b)
+    terms_a, constant_a = terms_of(a)
+    terms_b, constant_b = terms_of(b)
     total = dict(terms_a)
     for product, factor in terms_b:
         total[product] = total.get(product, 0) + sign * factor
@@ -300,10 +301,10 @@ def multiply(a: Size, b: Size) -> Size:
             return 0
         if b == 1:
             return a
-    terms_a, constant_a = _terms(a)
+    terms_a, constant_a = terms_of(a)
     if isinstance(b, int):
         return _make_sum({p: f * b for p, f in terms_a}, constant_a * b)
-    terms_b, constant_b = _terms(b)
+    terms_b, constant_b = terms_of(b)
     total: dict[Product, int] = {}
     for pa, fa in (*terms_a, ((), constant_a)):
         for pb, fb in (*terms_b, ((), constant_b)):
@@ -373,7 +374,7 @@ def floor_divide(a: Size, b: Size) -> Size:
         return 0
     if isinstance(a, Expr) and a is b:
         return 1
-    terms, constant = _terms(a)
+    terms, constant = terms_of(a)
     whole: list[tuple[Product, int]] = []
     rest: list[tuple[Product, int]] = []
     for product, factor in terms:
@@ -427,7 +428,7 @@ def modulo(a: Size, b: Size) -> Size:
         return 0
     if low(a) >= 0 and (high(a) < low(b) or (isinstance(b, Expr) and proves_less(a, b))):
         return a
-    terms, constant = _terms(a)
+    terms, constant = terms_of(a)
     kept = [(p, f) for p, f in terms if _divisible(p, f, b) is None]
     reduced = constant % b if isinstance(b, int) else constant
     if len(kept) != len(terms) or reduced != constant:

@@ -22,6 +22,7 @@ rows nor on how many programs run; the block size changes only how sums are roun
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from .. import tile
@@ -107,8 +108,14 @@ def pick(
             size = listed(p, tokens, row, bound, block, skip)
         else:
             last = tile.full((), blocks, int64)
-    words = words_of(seeds, slot, tile.load(positions[row]))
-    top, token = race(p, row, first, last, block, k == 1, floor, words)
+    words, sure = words_of(seeds, slot, tile.load(positions[row])), k == 1
+
+    def arriving(number: Any) -> Any:
+        x, token = block_at(p, row, number * block, block), numbers(block, number * block)
+        early = tile.where(sure, x, tile.quick_divide(x, times(token, *words)))
+        return early, token, key_of(x) >= floor
+
+    top, token = race(tile.range(first, last, bounds=(0, blocks - 1)), arriving, block)
     found = (tile.where(k < 0, 0, size), tile.maximum(k, 0), total, top, token)
     for to, value in zip((sizes, limits, sums, early, winners), found):
         tile.store(to, (row, part), value)
@@ -121,8 +128,7 @@ def listed(p: Any, tokens: Any, row: Any, bound: Any, block: int, skip: bool) ->
     for start in tile.range(0, columns, block):
         wanted = key_of(block_at(p, row, start, block)) >= bound
         each = wanted.to(int32)
-        some = tile.max(each) if skip else whole(1)
-        if some > 0:
+        if tile.max(each) > 0 if skip else True:
             at = tile.cast(row, int32) * columns + size + tile.cumsum(each) - 1
             scatter(tokens, at, numbers(block, start), wanted)
             size = size + tile.sum(each)
@@ -155,11 +161,15 @@ def bound_of(p: Any, row: Any, k: Any, share: Any, floor: Any, block: int) -> An
 # ---- the cut ---------------------------------------------------------------------------------
 
 
+@dataclass
 class Listed:
     """The listed tokens of a row, `size` of them, by blocks."""
 
-    def __init__(self, p: Any, tokens: Any, row: Any, size: Any, block: int) -> None:
-        self.p, self.tokens, self.row, self.size, self.block = p, tokens, row, size, block
+    p: Any
+    tokens: Any
+    row: Any
+    size: Any
+    block: int
 
     def at(self, start: Any) -> Any:
         """(probabilities, their keys, ids) of a block; 0 beyond the end."""
@@ -277,17 +287,6 @@ def times(token: Any, first: Any, second: Any) -> Any:
     return tile.multiply_add(sum, t, k.to(float32))
 
 
-def raced(early: Any, token: Any, keep: Any, best: Any, winner: Any) -> Any:
-    """(how early, token) of the first to arrive in each lane, after a block's tokens."""
-    sooner = keep & (early > best)
-    return tile.where(sooner, early, best), tile.where(sooner, token, winner)
-
-
-def nobody(lanes: int) -> Any:
-    """What `raced` begins with: anybody is sooner."""
-    return tile.full((lanes,), -1.0), tile.zeros((lanes,), int32)
-
-
 def first_of(early: Any, winner: Any) -> Any:
     """(how early, which token) the first of all is."""
     top = tile.max(early)
@@ -295,17 +294,14 @@ def first_of(early: Any, winner: Any) -> Any:
 
 
 @tile.function
-def race(
-    p: Any, row: Any, first: Any, last: Any, block: int, sure: Any, floor: Any, words: Any
-) -> Any:
-    """(how early, token) of the first of some blocks of a row; by probability where it is sure."""
-    blocks = -(-p.shape[1] // block)
-    best, winner = nobody(block)
-    for number in tile.range(first, last, bounds=(0, blocks - 1)):
-        start = number * block
-        x, token = block_at(p, row, start, block), numbers(block, start)
-        early = tile.where(sure, x, tile.quick_divide(x, times(token, *words)))
-        best, winner = raced(early, token, key_of(x) >= floor, best, winner)
+def race(blocks: Any, arriving: Any, lanes: int) -> Any:
+    """(how early, token) of the first of some blocks' tokens; `arriving` gives how early a block's
+    are, their ids, and which of them run."""
+    best, winner = tile.full((lanes,), -1.0), tile.zeros((lanes,), int32)
+    for start in blocks:
+        early, token, runs = arriving(start)
+        sooner = runs & (early > best)
+        best, winner = tile.where(sooner, early, best), tile.where(sooner, token, winner)
     return first_of(best, winner)
 
 
@@ -344,13 +340,13 @@ def draw(
         share, k = tile.load(floats[slot, top_p]), tile.load(limits[row, 0])
         floor, total = least(floats, slot, min_p), tile.load(sums[row, 0])
         key, place = one.cut(k, share, total, floor)
-        best, winner = nobody(block)
-        for start in tile.range(0, size, block):
+
+        def arriving(start: Any) -> Any:
             x, own, here = one.at(start)
-            keep = (own > key) | ((own == key) & (here <= place))
-            sooner = tile.quick_divide(x, times(here, *words))
-            best, winner = raced(sooner, here, keep, best, winner)
-        _, token = first_of(best, winner)
+            kept = (own > key) | ((own == key) & (here <= place))
+            return tile.quick_divide(x, times(here, *words)), here, kept
+
+        _, token = race(tile.range(0, size, block), arriving, block)
     tile.store(out, (row,), tile.where(token < columns, token, 0))  # p was not a number
 
 

@@ -20,7 +20,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..core.errors import UserError
 LOG = logging.getLogger("tilegrad.plans")
 FORMAT = 1
 SHIPPED = Path(__file__).resolve().parent / "data"
-FAMILIES = ("matmul",)  # kernels of the library whose Plans compile looks up
+LOOKED_UP = "matmul-*"  # kernels of the library whose Plans compile looks up
 FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, UserError)
 
 Record = Mapping[str, Any]
@@ -53,10 +53,6 @@ class Trial:
         time = "-" if self.seconds is None else f"{1e3 * self.seconds:.4f} ms"
         return f"{time:>12}  {self.plan}" + (f"  ({self.note})" if self.note else "")
 
-    def to_record(self) -> dict[str, Any]:
-        """The Trial as plain data."""
-        return {"plan": dict(self.plan), "seconds": self.seconds, "note": self.note}
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -67,28 +63,12 @@ class Entry:
     origin: Mapping[str, Any] = field(default_factory=dict)  # device, date, commit, source
     trials: tuple[Trial, ...] = ()
 
-    def to_record(self) -> dict[str, Any]:
-        """The Entry as plain data."""
-        record: dict[str, Any] = {"plan": dict(self.plan), "seconds": self.seconds}
-        if self.origin:
-            record["origin"] = dict(self.origin)
-        if self.trials:
-            record["trials"] = [t.to_record() for t in self.trials]
-        return record
-
 
 def entry_of(record: Record) -> Entry:
-    """The Entry that `to_record` wrote."""
-    trials = tuple(
-        Trial(_plain(t["plan"]), _seconds(t["seconds"]), str(t.get("note", "")))
-        for t in record.get("trials", ())
-    )
-    return Entry(
-        _plain(record["plan"]),
-        _seconds(record.get("seconds")),
-        dict(record.get("origin", {})),
-        trials,
-    )
+    """The Entry of a record, which may have no more than a Plan."""
+    origin, given = record.get("origin", {}), record.get("trials", ())
+    trials = tuple(Trial(dict(t["plan"]), _seconds(t["seconds"]), str(t["note"])) for t in given)
+    return Entry(dict(record["plan"]), _seconds(record.get("seconds")), dict(origin), trials)
 
 
 class PlanTable:
@@ -129,15 +109,9 @@ class PlanTable:
             LOG.warning("the Plan of %s was not kept: %s", key, error)
         forget()
 
-    def add(self, other: PlanTable) -> PlanTable:
-        """Take over the Entries of another table; returns self."""
-        self.known.update(other.known)
-        self._digest = ""
-        return self
-
-    def read_all(self, family: str) -> PlanTable:
-        """Bring all problems of a family from the folder; returns self."""
-        for path in sorted(self.folder.glob(f"{family}-*.json")) if self.folder else ():
+    def read_all(self, folder: Path, keys: str) -> PlanTable:
+        """Bring all files of a folder whose names are so; returns self."""
+        for path in sorted(folder.glob(f"{keys}.json")):
             self._read(path)
         return self
 
@@ -174,7 +148,7 @@ def entries_in(text: str) -> dict[str, Entry]:
 def text_of(entries: Mapping[str, Entry], about: Mapping[str, Any] | None = None) -> str:
     """A table as text, a problem a line, in the order of keys."""
     lines = [
-        f"  {json.dumps(key)}: {json.dumps(entries[key].to_record())}"
+        f"  {json.dumps(key)}: {json.dumps(asdict(entries[key]))}"
         for key in sorted(entries, key=natural)
     ]
     body = ",\n".join(lines)
@@ -238,25 +212,14 @@ def forget() -> None:
 
 def shipped() -> PlanTable:
     """All tables that come with the package."""
-    made = PlanTable("")
-    for path in sorted(SHIPPED.glob("*.json")):
-        made._read(path)
-    return made
+    return PlanTable("").read_all(SHIPPED, "*")
 
 
 def _assembled(name: str | None) -> PlanTable:
     if name is not None:
         return read_table(name) if name else PlanTable("")
-    own = PlanTable(None)
-    for family in FAMILIES:
-        own.read_all(family)
-    return shipped().add(own)
-
-
-def _plain(plan: Any) -> dict[str, Any]:
-    if not isinstance(plan, dict):
-        raise UserError("not the record of a Plan", got=plan)
-    return plan
+    own, found = PlanTable(None).folder, shipped()
+    return found if own is None else found.read_all(own, LOOKED_UP)
 
 
 def _seconds(value: Any) -> float | None:

@@ -36,16 +36,17 @@ def keys(x: Any, experts: int) -> Any:
     bits = tile.where(bits < 0, bits ^ SIGN, bits)
     column = tile.arange(lanes)
     found = bits.to(int64) * (1 << 32) + (lanes - 1 - column)[None, :]
-    inside = tile.broadcast((column < experts)[None, :], x.shape)
-    return tile.where(inside, found, tile.full((), LEAST_KEY, int64))
+    return tile.where((column < experts)[None, :], found, LEAST_KEY)
 
 
 @tile.function
 def picked(
     scores: Any, start: Any, tokens: int, count: int, powers: bool, shared: bool
-) -> tuple[Any, Any]:
-    """(shares, ranks) of some tokens' experts: the rank among those picked is -1 for others."""
-    experts = scores.shape[1]
+) -> tuple[Any, Any, Any]:
+    """(1 where an expert was picked, its rank among those, the number of each token) of some
+    tokens, whose shares are written to a result (N, count)."""
+    rows, experts = scores.shape
+    shares = tile.result((rows, count), float32, fill="none")
     x = tile.load(scores, (start, 0), (tokens, lanes_of(experts))).to(float32)
     if powers:
         x = tile.fill(x, -tile.INF)
@@ -56,18 +57,19 @@ def picked(
     for number in tile.range(0, count):
         here = key == tile.max(key, axis=1)[:, None]
         ranks = tile.where(here, tile.cast(number, int32), ranks)
-        key = tile.where(here, tile.full((), LEAST_KEY, int64), key)
+        key = tile.where(here, LEAST_KEY, key)
     if shared:
         x = x / tile.sum(tile.where(ranks >= 0, x, 0.0), axis=1)[:, None]
-    return x, ranks
+    own, token = own_of(ranks, start, rows)
+    scatter(shares, token * count + ranks, x, own)
+    return own, ranks, token
 
 
 @tile.function
 def own_of(ranks: Any, start: Any, rows: Any) -> tuple[Any, Any]:
     """(1 where an expert was picked, the number of each token): none for rows past the end."""
     token = numbers(ranks.shape[0], start)
-    inside = tile.broadcast((token < tile.cast(rows, int32))[:, None], ranks.shape)
-    return (ranks >= 0) & inside, tile.broadcast(token[:, None], ranks.shape)
+    return (ranks >= 0) & (token < rows)[:, None], tile.broadcast(token[:, None], ranks.shape)
 
 
 @tile.function
@@ -105,11 +107,8 @@ def route(
     for all tokens."""
     tile.grid(1)
     rows, experts = scores.shape
-    shares = tile.result((rows, count), float32, fill="none")
+    own, ranks, token = picked(scores, 0, tokens, count, powers, shared)
     sorted_, offsets, out = results_of(rows * count, experts, block, most)
-    x, ranks = picked(scores, 0, tokens, count, powers, shared)
-    own, token = own_of(ranks, 0, rows)
-    scatter(shares, token * count + ranks, x, own)
     total = tile.sum(own.to(int32), axis=0)
     write_sorted(sorted_, own, ranks, token, tile.cumsum(total) - total, count)
     write_groups(offsets, out, total, block)
@@ -122,14 +121,10 @@ def count_routes(scores: Any, *, count: int, powers: bool, shared: bool, tokens:
     rows, experts = scores.shape
     programs = tile.ceil_divide(rows, tokens)
     program = tile.grid(programs)
-    shares = tile.result((rows, count), float32, fill="none")
+    own, ranks, token = picked(scores, program * tokens, tokens, count, powers, shared)
     found = tile.result((rows, count), int32, fill="none")
     counts = tile.result((programs, experts), int32)
-    x, ranks = picked(scores, program * tokens, tokens, count, powers, shared)
-    own, token = own_of(ranks, program * tokens, rows)
-    column = numbers(x.shape[1])[None, :]
-    for to, value in ((shares, x), (found, tile.broadcast(column, x.shape))):
-        scatter(to, token * count + ranks, value, own)
+    scatter(found, token * count + ranks, numbers(ranks.shape[1])[None, :], own)
     tile.store(counts, (program, 0), tile.sum(own.to(int32), axis=0))
 
 
@@ -144,7 +139,7 @@ def place_routes(picks: Any, counts: Any, *, tokens: int, block: int, most: Any)
     for start in tile.range(0, programs, COUNTED):
         some = tile.fill(tile.load(counts, (start, 0), (COUNTED, lanes)), 0)
         total = total + tile.sum(some, axis=0)
-        earlier = tile.broadcast((numbers(COUNTED, start) < mine)[:, None], some.shape)
+        earlier = (numbers(COUNTED, start) < mine)[:, None]
         before = before + tile.sum(tile.where(earlier, some, 0), axis=0)
     column = numbers(lanes)[None, :]
     ranks = tile.full((tokens, lanes), -1, int32)

@@ -365,9 +365,13 @@ def _gather(e: Evaluator, node: Node, index: Index) -> Node:
 def _random_bits(e: Evaluator, node: Node, index: Index) -> Node:
     """Philox-2x32-10 of (linear index, offset) under the key; word 0."""
     from ..kernels.random import random_bits  # few programs draw
+    from ..tile.trace import into
+    from ..tile.value import TileValue
 
-    key, offset = (e.value(i, ()) for i in node.inputs)
-    return random_bits(e.body, key, offset, e.body.index(ravel(index, node.shape)))
+    given = [*(e.value(i, ()) for i in node.inputs), e.body.index(ravel(index, node.shape))]
+    with into(e.body):
+        drawn: Node = random_bits(*map(TileValue, given)).node
+    return drawn
 
 
 Row = Callable[[Any, Node, Index], Node]

@@ -3,9 +3,9 @@
 Invariant: a value lies within the bounds found for it in every run with the Body's grid and
 Symbols, and is a multiple of its divisor.
 
-`most` says how large a value can be in size, where the ops that compute it show that: an angle that
-is known to be small needs no way for large ones (`scope.Machine.rarely`). In no run is a value that
-is a number larger in size than what is found for it.
+`Bounds.most` says how large a float can be in size, where the ops that compute it show that: an
+angle that is known to be small needs no way for large ones (`scope.Machine.rarely`). In no run is a
+value that is a number larger in size than what is found for it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 
 from ..ir.block import Block
 from ..ir.node import Node
-from ..ir.symbol import Size, high, low
+from ..ir.symbol import Size, high, low, terms_of
 from ..ir.types import Tile
 from .build import Body
-from .row import constant_of
 from .scalars import ARITHMETIC
 from .scope import TABLES
 
@@ -33,6 +32,10 @@ EXTREMES = ("max", "min")
 MONOTONE = ("add", "subtract", "multiply", "minimum", "maximum")
 LINEAR = ("add", "subtract", "minimum", "maximum", "remainder", "unsigned_remainder")
 GUESSES = 3  # at what a loop carries
+DEPTH = 12  # ops that are looked through for the size of a float
+UNIT = ("sin", "cos", "tanh", "erf", "sign")
+LIKE = ("negative", "absolute", "maximum", "minimum")  # no larger in size than their operands
+ROUNDED = ("cast", "add", "subtract", "multiply")  # a quarter more, in the narrowest float
 
 
 def hull(*ranges: Range) -> Range:
@@ -56,11 +59,36 @@ class Bounds:
 
     def range(self, node: Node) -> Range:
         """The least and the most a value can be."""
-        return self.ranges.get(node, WIDE)
+        return known_range(node, self.ranges)
 
     def divisor(self, node: Node) -> int:
         """A number that divides the value; 0 for the value 0."""
         return self.divisors.get(node, 1)
+
+    def near_angle(self, node: Node) -> bool:
+        """Whether a Node is a function of an angle that is always near."""
+        if node.op.name not in ("sin", "cos", "tan"):
+            return False
+        return self.most(node.inputs[0]) < TABLES[max(32, node.dtype.bits)].angle_limit
+
+    def most(self, node: Node, depth: int = DEPTH) -> float:
+        """A bound of |x|, infinite where none is known."""
+        name = node.op.name
+        if node.dtype.is_integer:
+            return max(map(abs, self.range(node)))
+        if name == "constant":
+            value = abs(float(node.attrs["value"]))
+            return math.inf if math.isnan(value) else value
+        if depth == 0:
+            return math.inf
+        if name in UNIT:
+            return 1.0
+        if name in ROUNDED:
+            sizes = [self.most(i, depth - 1) for i in node.inputs]
+            found = 1.25 * (math.prod(sizes) if name == "multiply" else sum(sizes))
+            return math.inf if math.isnan(found) else found
+        given = node.inputs if name in LIKE else chosen_from(node)
+        return max((self.most(i, depth - 1) for i in given), default=math.inf)
 
     def _walk(self, block: Block) -> None:
         for node in block.nodes:
@@ -113,15 +141,12 @@ class Bounds:
 
 def divisor_of(size: Size) -> int:
     """A number that divides a Size whatever its Symbols are; 0 for the Size 0."""
-    if isinstance(size, int):
-        return abs(size)
-    if size.kind == "sum":
-        found = abs(size.constant)
-        for product, factor in size.terms:
-            found = math.gcd(found, math.prod((divisor_of(a) for a in product), start=factor))
-        return found
+    if isinstance(size, int) or size.kind == "sum":
+        terms, constant = terms_of(size)
+        given = [math.prod(map(divisor_of, product), start=factor) for product, factor in terms]
+        return math.gcd(constant, *given)
     if size.kind in ("min", "max"):
-        return math.gcd(*(divisor_of(a) for a in size.args))
+        return math.gcd(*map(divisor_of, size.args))
     return 1
 
 
@@ -151,21 +176,23 @@ def chosen_from(node: Node) -> Sequence[Node]:
     return inputs if name in SAME or node.attrs.get("kind") in EXTREMES else ()
 
 
+def known_range(node: Node, known: Mapping[Node, Range]) -> Range:
+    """What is known of a value, else all that its dtype has."""
+    return known.get(node) or (WIDE if node.dtype.is_float else of_dtype(node))
+
+
 def node_range(node: Node, known: Mapping[Node, Range], grid: Sequence[Size]) -> Range:
     """The least and the most that elements of an integer tile can be, by what is known of its
     inputs."""
-
-    def of(value: Node) -> Range:
-        return known.get(value) or (WIDE if value.dtype.is_float else of_dtype(value))
-
     chosen = chosen_from(node)
+    given = [known_range(i, known) for i in chosen or node.inputs]
     if chosen:
-        found: Range | None = hull(*map(of, chosen))
+        found: Range | None = hull(*given)
     elif node.attrs.get("kind") == "sum":
-        (least, most), count = of(node.inputs[0]), node.inputs[0].shape[node.attrs["axis"]]
+        (least, most), count = given[0], node.inputs[0].shape[node.attrs["axis"]]
         found = (min(least, count * least), max(most, count * most))
-    elif len(node.inputs) == 2:
-        found = range_of(node.op.name, *map(of, node.inputs))
+    elif len(given) == 2:
+        found = range_of(node.op.name, *given)
     else:
         found = leaf_range(node, grid)
     limit = of_dtype(node)
@@ -204,60 +231,3 @@ def range_of(name: str, a: Range, b: Range) -> Range | None:
     if name in ("remainder", "unsigned_remainder") and natural and divides:
         return (0, min(a[1], b[1] - 1))
     return (0, min(a[1], b[1])) if name == "bit_and" and natural else None
-
-
-# ---- sizes of values ----------------------------------------------------------------------------
-
-
-DEPTH = 12  # ops that are looked through
-UNIT = ("sin", "cos", "tanh", "erf", "sign")
-LIKE = ("negative", "absolute", "maximum", "minimum")  # no larger in size than their operands
-
-
-def near_angle(node: Node) -> bool:
-    """Whether a Node is a function of an angle that is always near."""
-    if node.op.name not in ("sin", "cos", "tan"):
-        return False
-    limit = TABLES[max(32, node.dtype.bits)].angle_limit
-    return most(node.inputs[0]) < limit
-
-
-def most(node: Node, depth: int = DEPTH) -> float:
-    """A bound of |x|, infinite where none is known."""
-    name, inputs = node.op.name, node.inputs
-    if name == "constant":
-        value = abs(float(node.attrs["value"]))
-        return math.inf if math.isnan(value) else value
-    if depth == 0:
-        return math.inf
-    if name in UNIT:
-        return 1.0
-    if name != "cast" and (given := inputs if name in LIKE else chosen_from(node)):
-        return max(most(i, depth - 1) for i in given)
-    if node.dtype.is_integer:
-        return _most_integer(node, depth)
-    if name == "cast":
-        return _rounded_up(most(inputs[0], depth - 1))
-    if name in ("add", "subtract", "multiply"):
-        a, b = (most(i, depth - 1) for i in inputs)
-        found = a * b if name == "multiply" else a + b
-        return math.inf if math.isnan(found) else _rounded_up(found)
-    return math.inf
-
-
-def _rounded_up(bound: float) -> float:
-    """What rounding to the narrowest float may make of it."""
-    return bound * 1.25
-
-
-def _most_integer(node: Node, depth: int) -> float:
-    own = float(node.dtype.highest) + 1
-    if node.dtype.kind != "uint":
-        if node.op.name == "cast" and node.inputs[0].dtype.kind in ("uint", "bool"):
-            return min(own, most(node.inputs[0], depth - 1))
-        return own
-    if node.op.name in ("shift_right", "bit_and"):
-        value = constant_of(node.inputs[1])
-        if value is not None:
-            return own / 2.0**value if node.op.name == "shift_right" else float(value)
-    return own

@@ -1,8 +1,8 @@
 """What a Body takes of a GPU: shared bytes, registers, barriers, the shapes engines accept, banks.
 
-Facts come from `target.memories` and `target.limits`, else from the defaults below, which hold for
-every GPU with warps of 32. Of registers the places alone are counted, spread over the threads of
-the role: what more a role holds, and whether it spills, the assembler says.
+Facts come from `target.memories` and `target.limits`, which every GPU has. Of registers the places
+alone are counted, spread over the threads of the role: what more a role holds, and whether it
+spills, the assembler says.
 
 Shared memory has 32 banks of 4 bytes. A warp's access is served in parts of 128 bytes: all lanes at
 once up to 4 bytes each, half of them at 8, a quarter at 16; lanes of a part that want different
@@ -16,7 +16,7 @@ GPU have no Findings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 
 import numpy as np
@@ -28,18 +28,11 @@ from ..ir.layout import byte_swizzle
 from ..ir.node import Node
 from ..ir.node import walk as nodes_from
 from ..ir.symbol import round_up
-from ..ir.types import Memory, Shape, Tile, row_major
+from ..ir.types import Memory, Shape, Tile
 from .build import Body
 from .check import Finding, Findings, finding, place_bytes, place_name
-from .row import is_place, memory_of
+from .row import memory_of, touch_of
 
-LIMITS = {
-    "registers_per_thread": 255,
-    "registers_per_block": 65536,
-    "named_barriers": 16,
-    "threads_per_block": 1024,
-    "cluster": 8,
-}
 BOX = 256  # the longest side of a box that one copy moves
 SPANS = {"swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
 SLACK = 1024  # to bring the start of shared memory to a swizzle's boundary
@@ -47,17 +40,17 @@ WHOLE_BLOCK = 1  # the numbered barrier that all threads of a program use
 
 
 def check_budget(body: Body, target: Target) -> Findings:
-    """Everything that does not fit."""
+    """Everything that does not fit, and accesses that take several turns."""
     if not target.has_threads:
         return []
-    limits = {**LIMITS, **target.limits}
     roles = body.block.find("role")
     return [
         *shared_bytes(body, target),
         *boxes(body),
-        *engines(body, target, limits),
-        *role_shapes(body, roles, limits),
-        *registers(roles, limits),
+        *engines(body, target),
+        *role_shapes(body, roles, target.limits),
+        *registers(roles, target.limits),
+        *check_banks(body),
     ]
 
 
@@ -66,8 +59,6 @@ def check_budget(body: Body, target: Target) -> Findings:
 
 def shared_bytes(body: Body, target: Target) -> Findings:
     """Places and barriers against the Scope, with the alignment that swizzles need."""
-    if "shared" not in target.memories:
-        return []
     at, slack, shared = 0, 0, list[Node]()
     for node in body.block.find("allocate", "barrier"):
         if node.op.name == "barrier":
@@ -105,19 +96,18 @@ def boxes(body: Body) -> Iterator[Finding]:
             yield finding("box", text, node, place)
 
 
-def engines(body: Body, target: Target, limits: dict[str, int]) -> Iterator[Finding]:
+def engines(body: Body, target: Target) -> Iterator[Finding]:
     """Copies that the machine has, and programs that its clusters hold."""
-    copies = target.memories["shared"].copies if "shared" in target.memories else ()
     for node in body.block.find("copy_async", "copy_store"):
-        if copies and node.op.name not in copies:
+        if node.op.name not in target.memories["shared"].copies:
             yield finding("copies", f"{target.name} has no {node.op.name}", node)
-    cluster = prod(body.notes.get("cluster", (1,)))
-    if cluster > limits["cluster"]:
-        text = f"a cluster of {cluster} programs, {target.name} has at most {limits['cluster']}"
+    cluster, most = prod(body.notes.get("cluster", (1,))), target.limits["cluster"]
+    if cluster > most:
+        text = f"a cluster of {cluster} programs, {target.name} has at most {most}"
         yield finding("cluster", text)
 
 
-def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> Iterator[Finding]:
+def role_shapes(body: Body, roles: list[Node], limits: Mapping[str, int]) -> Iterator[Finding]:
     """Warps, numbered barriers and their threads."""
     threads, most = 32 * sum(r.attrs["warps"] for r in roles), limits["threads_per_block"]
     if threads > most:
@@ -142,7 +132,7 @@ def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> Iterat
 # ---- registers ----------------------------------------------------------------------------------
 
 
-def registers(roles: list[Node], limits: dict[str, int]) -> Iterator[Finding]:
+def registers(roles: list[Node], limits: Mapping[str, int]) -> Iterator[Finding]:
     """What each role holds against what it may, and all roles against the register file."""
     file = limits["registers_per_block"]
     total = 32 * sum(r.attrs["warps"] for r in roles)
@@ -185,45 +175,36 @@ SCATTERED = ("reshape", "transpose", "reduce", "load", "gather", "broadcast", "r
 ACCESSES = ("read_place", "write_place", "load", "store")
 
 
-def check_banks(body: Body, target: Target) -> Findings:
+def check_banks(body: Body) -> Iterator[Finding]:
     """Plain accesses to shared places that take several turns."""
-    if not target.has_threads:
-        return []
     accumulators = {n.inputs[0] for n in body.block.find("matrix_async")}
-    found = []
     for node in body.block.find(*ACCESSES):
         place = node.inputs[0]
-        if not is_place(place) or memory_of(place).scope != "shared":
-            continue
-        turns = turns_of(node, place, accumulators)
+        turns = turns_of(node, accumulators) if memory_of(place).scope == "shared" else 1
         if turns > 1:
             text = f"{node.op.name} of {place_name(place)} takes {turns} turns where one would do"
-            found.append(finding("bank_conflict", text, node, place, severity="warning"))
-    return found
+            yield finding("bank_conflict", text, node, place, severity="warning")
 
 
-def turns_of(node: Node, place: Node, accumulators: set[Node]) -> int:
+def turns_of(node: Node, accumulators: set[Node]) -> int:
     """The worst number of turns of a warp's access."""
-    writes = node.op.name in ("write_place", "store")
-    value = node.inputs[1] if writes else node
-    type_, tile = place.type, value.type
-    assert isinstance(type_, Memory) and isinstance(tile, Tile)
-    rank = len(type_.shape)
-    axes = node.attrs.get("axes", tuple(range(rank - len(tile.shape), rank)))
+    touch = touch_of(node)
+    type_, shape, axes = memory_of(touch.memory), touch.shape, touch.axes
     size = type_.dtype.size
-    if not tile.shape or prod(tile.shape) < 2 or type_.layout == "held":  # threads side by side
+    if prod(shape) < 2 or type_.layout == "held":  # threads side by side
         return 1
-    if writes and from_accumulator(value, accumulators) and fits_accumulator(tile.shape):
-        columns, width = min(tile.shape[1], 256), 2 * size
+    if touch.writes and fits_accumulator(shape) and from_accumulator(node.inputs[1], accumulators):
+        columns, width = min(shape[1], 256), 2 * size
         held = wgmma_accumulator(columns).elements()[0]  # (lane, register)
         where = np.divmod(held[:, 0], columns)
         if type_.layout == "swizzle128" and size == 2:  # stmatrix: rows of 16 bytes
             where, width = (np.arange(8), np.zeros(8, np.int64)), 16
     else:
-        vector = max(1, min(16 // size, tile.shape[-1])) if axes[-1] == rank - 1 else 1
-        first = np.arange(LANES) * vector % prod(tile.shape)
-        where, width = np.unravel_index(first, tile.shape), vector * size
-    return turns(address(type_, tile.shape, axes, np.stack(where, axis=1)), width)
+        last = len(type_.shape) - 1
+        vector = max(1, min(16 // size, shape[-1])) if axes[-1] == last else 1
+        first = np.arange(LANES) * vector % prod(shape)
+        where, width = np.unravel_index(first, shape), vector * size
+    return turns(address(type_, axes, np.stack(where, axis=1)), width)
 
 
 def from_accumulator(node: Node, accumulators: set[Node]) -> bool:
@@ -242,15 +223,14 @@ def fits_accumulator(shape: Shape) -> bool:
     return len(shape) == 2 and shape[0] % 64 == 0 and shape[1] % 8 == 0
 
 
-def address(type_: Memory, shape: Shape, axes: Shape, where: np.ndarray) -> np.ndarray:
+def address(type_: Memory, axes: Shape, where: np.ndarray) -> np.ndarray:
     """Byte offsets of elements of a tile (an array (lane, axis)) in a place."""
     sizes = [int(s) for s in type_.shape]
     size, span = type_.dtype.size, SPANS.get(type_.layout, 0)
     index = np.zeros((len(where), len(sizes)), np.int64)
-    for tile_axis, axis in enumerate(axes):
-        index[:, axis] += where[:, tile_axis]
+    index[:, axes] = where
     if not span or len(sizes) < 2 or sizes[-1] * size < span:
-        return (index @ np.array(row_major(tuple(sizes)), np.int64)) * size
+        return (index @ np.array(type_.element_strides(), np.int64)) * size
     row, column = index[:, -2], index[:, -1] * size
     plain = (column // span) * sizes[-2] * span + row * span + column % span
     return np.asarray(byte_swizzle(span)(plain))

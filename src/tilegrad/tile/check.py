@@ -23,7 +23,6 @@ from ..core.errors import InternalError, Location
 from ..core.target import Target
 from ..ir.block import Block, argument_op
 from ..ir.node import Node
-from ..ir.symbol import high
 from ..ir.types import Memory, Tile
 from ..ir.verify import Rule, verify
 from . import ops, placed
@@ -215,10 +214,7 @@ Findings = list[Finding]
 
 def line_of(node: Node | None) -> str:
     """The kernel's own line of a Node, with the op that stands there."""
-    if node is None:
-        return ""
-    where: Location | None = node.location
-    return f"{where if where is not None else 'an unknown line'} ({node.op.name})"
+    return "" if node is None else f"{node.location or 'an unknown line'} ({node.op.name})"
 
 
 def finding(
@@ -236,8 +232,7 @@ def finding(
 
 def place_bytes(node: Node) -> int:
     """Bytes of a place."""
-    type_ = memory_of(node)
-    return type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
+    return node.dtype.storage_bytes(prod(node.shape))
 
 
 def place_name(node: Node) -> str:

@@ -20,7 +20,6 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.types import Shape
 from .access import Place, Region
-from .build import Body
 from .check import Finding
 from .ordering import Order, Role, Waiting
 from .row import Touch
@@ -31,7 +30,6 @@ Steps = Generator["Waiting | list[Node] | None", None, Any]
 class Program(Protocol):
     """A program of the grid that is being run."""
 
-    body: Body
     rank: int  # within its cluster
     frame: Frame
 
@@ -62,7 +60,7 @@ class DeadlockError(InternalError):
 class Frame(NamedTuple):
     """Values of a program or of one of its roles."""
 
-    role: Role | None
+    role: Role
     values: dict[Node, Any]
 
 
@@ -117,7 +115,7 @@ class Machine:
     first roles begin together and its programs end together, as on the machine.
     """
 
-    def __init__(self, seed: int | None, order: Order | None) -> None:
+    def __init__(self, seed: int | None, order: Order) -> None:
         self.order = order
         self.random = None if seed is None else np.random.default_rng(seed)
         self.eager = 0.5 if self.random is None else float(self.random.choice([0.02, 0.3, 0.8]))
@@ -131,19 +129,17 @@ class Machine:
     def run(self, programs: Sequence[Program]) -> None:
         """Run programs together to their ends."""
         self.programs = programs
-        mains = [Task(p, p.block(p.frame, p.body.block)) for p in programs]
+        mains = [Task(p, p.block(p.frame, self.order.body.block)) for p in programs]
         while not all(task.done for task in mains):
             self.schedule(mains)
             self.run_roles([t for t in mains if t.roles])
         self.finish()
-        if self.order is not None:
-            self.order.end()
+        self.order.end()
 
     def run_roles(self, met: list[Task]) -> None:
         """Run the roles that programs have come to at the same time until all have ended."""
         if not met:
             return
-        assert self.order is not None
         self.order.begin([task.program.rank for task in met])
         roles, tasks = [], []
         for task in met:

@@ -180,12 +180,12 @@ class Definition:
         self.check_dtypes("result", "return", [result.dtype for result in tracer.results])
         body = tracer.finish()
         prune(body.block, set())
-        judged = judge(tracer, body)
-        if not judged.findings:
+        findings, partial = judge(tracer, body)
+        if not findings:
             verify_body(body, body.notes["level"], where=f"kernel {self.name}")
-        for warning in require(body, also=judged.findings):
+        for warning in require(body, also=findings):
             LOG.warning("kernel %s: %s", self.name, warning)
-        for name in judged.partial:
+        for name in partial:
             tracer.fills[name] = 0
         return self.launches(tracer, body, len(arrays))
 

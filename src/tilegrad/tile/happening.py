@@ -24,8 +24,7 @@ def come(order: Order, role: Role, node: Node, values: Known) -> Iterator[Waitin
 
 
 def _touch(order: Order, role: Role, node: Node, touch: Touch, values: Known) -> None:
-    order.depends(role, touch, node)
-    found = order.region(role.rank, node, touch, values)
+    found = order.region(role, role.rank, node, touch, values)
     if found is not None:
         order.plain(found, role, node, touch)
 
@@ -41,13 +40,10 @@ def _make(order: Order, role: Role, node: Node, _: row.Make, values: Any) -> Non
 
 
 def _arrive(order: Order, role: Role, node: Node, arrive: row.Arrive, values: Known) -> None:
-    rank = role.rank if arrive.rank is None else scalar(arrive.rank, values)
-    if not 0 <= rank < order.ranks:
-        order.report("index", f"{node.op.name} to rank {rank} of {order.ranks}", node)
-        return
-    bar = order.bar(rank, node, arrive, values)
-    if bar is not None:
-        order.come(role, bar, node, 1, arrive.bytes, 0)
+    for rank in order.reached(role, node, arrive, values):
+        bar = order.bar(rank, node, arrive, values)
+        if bar is not None:
+            order.come(role, bar, node, 1, arrive.bytes, 0)
 
 
 def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Known) -> Iterator[Waiting]:
@@ -98,18 +94,21 @@ def _fence(order: Order, role: Role, node: Node, fence: row.Fence, values: Any) 
 
 
 def _land(order: Order, role: Role, node: Node, land: row.Land, values: Known) -> None:
+    if land.parts not in (0, order.ranks):
+        text = f"{node.op.name} of {land.parts} shares to {order.ranks} programs"
+        order.report("index", text, node)
+        return
+    source = None
     if land.source is not None:
-        order.depends(role, land.source, node)
+        source = order.region(role, role.rank, node, land.source, values)
     for rank in order.reached(role, node, land, values):
         bar = order.bar(rank, node, land, values)
-        into = order.region(rank, node, land.into, values)
+        into = order.region(role, rank, node, land.into, values)
         if bar is None or into is None:
             continue
         made = Touched(bar.agent, len(bar.over) + 1, node)
-        source = land.source if rank == role.rank else None
-        found = None if source is None else order.region(rank, node, source, values)
-        if found is not None:
-            order.asynchronous(found, role, made, False)
+        if source is not None and rank == role.rank:
+            order.asynchronous(source, role, made, False)
         order.asynchronous(into, role, made, True, land.source is not None)
         order.come(role, bar, node, 0, 0, land.into.bytes, land.tells)
 
@@ -125,15 +124,17 @@ def _work(order: Order, role: Role, node: Node, work: row.Work, values: Known) -
     for touch in work.touches:
         if touch.when is not None and not values[touch.when]:
             continue
-        order.depends(role, touch, node)
-        found = order.region(role.rank, node, touch, values)
+        found = order.region(role, role.rank, node, touch, values)
         if found is None:
             continue
         if not work.by_threads:
             order.unfenced(found.place, role, node)
             order.asynchronous(found, role, made, touch.writes)
         elif touch.writes:
-            order.crossed(found, role, node)
+            hint = "named_sync with the role's own threads between the two"
+            for near in found.around():
+                if (read := near.reads.get(role.number)) is not None:
+                    order.met(found.place, read, role, node, "writes", "read", hint)
             order.touch(found, role, made, True)
         else:
             order.plain(found, role, node, touch)

@@ -63,15 +63,14 @@ def run(
     grid = tuple(evaluate(size, bound) for size in body.grid)
     chosen = range(math.prod(grid)) if programs is None else programs
     storages = parameters(body, memories, bound)
-    placed = body.block.find(*PLACED_OPS)
+    judged = bool(body.block.find(*PLACED_OPS))
     for programs_at in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
-        order = Judge(body, bound, len(programs_at)) if placed else None
+        order = Judge(body, bound, len(programs_at))
         machine = Machine(seed, order)
         group = []
         for rank, at in enumerate(programs_at):
-            role = None if order is None else order.roles[rank, None]
-            frame = Frame(role, dict(zip(body.parameters, storages)))
-            group.append(Interpreter(body, bound, machine, at, rank, frame))
+            frame = Frame(order.roles[rank, None], dict(zip(body.parameters, storages)))
+            group.append(Interpreter(body, bound, machine, at, rank, frame, judged))
         machine.run(group)
 
 
@@ -112,10 +111,6 @@ class Storage:
         self.shape = tuple(evaluate(s, symbols) for s in type_.shape)
         self.strides = tuple(evaluate(s, symbols) for s in type_.element_strides())
 
-    def offsets(self, index: Sequence[int], shape: Shape, axes: Shape) -> Any:
-        """Element offsets of a tile at an index, and where they are inside of the shape."""
-        return numeric.box(index, shape, axes, self.shape, self.strides)
-
     def elements(
         self, touch: Touch, values: Mapping[Node, Any], node: Node
     ) -> tuple[Array, Array | None]:
@@ -128,31 +123,28 @@ class Storage:
             offset = np.arange(self.data.size).reshape(self.shape)
         else:
             index = [scalar(s, values) for s in touch.index]
+            shapes = touch.shape, touch.axes, self.shape, self.strides
             if touch.pages is not None:
                 first, *rest = index
                 at = [[first + int(page), *rest] for page in values[touch.pages]]
-                boxes = [self.offsets(own, touch.shape, touch.axes) for own in at]
+                boxes = [numeric.box(own, *shapes) for own in at]
                 offset, inside = (np.concatenate(part) for part in zip(*boxes))
             else:
-                offset, inside = self.offsets(index, touch.shape, touch.axes)
+                offset, inside = numeric.box(index, *shapes)
             if touch.clips:
                 return offset, inside
             bad = ~inside if mask is None else ~inside & mask
             if bad.any():
                 where = f"{tuple(index)} of tile {touch.shape}"
                 raise outside(node, f"{where} leaves {self.name}<{self.shape}>")
-        if mask is None:
-            return self.inside(offset, True, node), None
-        mask = np.broadcast_to(mask, offset.shape)
-        return self.inside(np.where(mask, offset, 0), mask, node), mask
-
-    def inside(self, offset: Array, meant: Array | bool, node: Node) -> Array:
-        """Offsets, all of which the storage has where they are meant."""
-        bad = ((offset < 0) | (offset >= self.data.size)) & meant
+        bad = (offset < 0) | (offset >= self.data.size)
+        if mask is not None:
+            mask = np.broadcast_to(mask, offset.shape)
+            bad, offset = bad & mask, np.where(mask, offset, 0)
         if bad.any():
-            at = f"offset {int(offset[bad][0])} of {self.name}"
-            raise outside(node, f"{at}, which has {self.data.size} elements")
-        return np.asarray(offset)
+            where = f"offset {int(offset[bad][0])} of {self.name}"
+            raise outside(node, f"{where}, which has {self.data.size} elements")
+        return offset, mask
 
 
 def outside(node: Node, where: str) -> InternalError:
@@ -193,17 +185,10 @@ def poison(shape: Shape, dtype: DType) -> Array:
     return np.full(math.prod(shape) * dtype.size, 0xA5, np.uint8).view(dtype.numpy)
 
 
-def located(values: Values, node: Node, touches: Iterable[Touch]) -> list[Located | None]:
-    """The elements of Touches; None for one that does not happen."""
-    found: list[Located | None] = []
-    for touch in touches:
-        storage = values[touch.memory]
-        if touch.when is not None and not bool(values[touch.when]):
-            found.append(None)
-            continue
-        offset, mask = storage.elements(touch, values, node)
-        found.append(Located(storage, offset, mask, touch.writes))
-    return found
+def located(values: Values, node: Node, touch: Touch) -> Located:
+    """The elements of a Touch."""
+    storage: Storage = values[touch.memory]
+    return Located(storage, *storage.elements(touch, values, node), touch.writes)
 
 
 def move(node: Node, touched: Sequence[Located | None], values: Values) -> Any:
@@ -230,6 +215,7 @@ class Interpreter:
     program: Shape
     rank: int
     frame: Frame
+    judged: bool  # a Body of the placed level, where ops may be at odds
 
     # ---- blocks and Nodes -------------------------------------------------------------------
 
@@ -272,11 +258,11 @@ class Interpreter:
 
     def act(self, frame: Frame, node: Node) -> Steps:
         """A Node with effects: judged, then done."""
-        order, role, values = self.machine.order, frame.role, frame.values
-        if order is not None and role is not None:
-            yield from come(order, role, node, values)
+        values = frame.values
+        if self.judged:
+            yield from come(self.machine.order, frame.role, node, values)
         special = SPECIAL.get(node.op.name)
-        found = special(self, frame, node) if special else self.usual(frame, node)
+        found = special(self, values, node) if special else self.usual(frame, node)
         if frame is not self.frame:
             yield None
         return found
@@ -286,22 +272,24 @@ class Interpreter:
         values, effects = frame.values, effects_of(node)
         touches = [e for e in effects if isinstance(e, Touch)]
         if touches:
-            return move(node, located(values, node, touches), values)
+            return move(node, [located(values, node, touch) for touch in touches], values)
         for effect in effects:
             if isinstance(effect, row.Work):
                 self.later(frame, node, effect)
             elif isinstance(effect, row.Land):
                 self.land(frame, node, effect)
             elif isinstance(effect, row.Drain):
-                assert frame.role is not None
                 known = frame.role.groups[effect.engine].known
                 self.machine.complete((frame.role.number, effect.engine), until=known)
         return None
 
     def later(self, frame: Frame, node: Node, work: row.Work) -> None:
         """Work of an engine."""
-        role, touched = frame.role, located(frame.values, node, work.touches)
-        assert role is not None
+        role, values = frame.role, frame.values
+        touched = [
+            located(values, node, touch) if touch.when is None or values[touch.when] else None
+            for touch in work.touches
+        ]
         number = role.groups[work.engine].issued
         key = (role.number, work.engine)
         self.machine.issue(key, number, lambda: move(node, touched, {}))
@@ -309,12 +297,12 @@ class Interpreter:
     def land(self, frame: Frame, node: Node, land: row.Land) -> None:
         """A copy to places, whose bytes land on barriers at some time."""
         order, role, values = self.machine.order, frame.role, frame.values
-        assert order is not None and order.late is not None and role is not None
+        assert order.late is not None
         ranks, counts = order.reached(role, node, land, values), order.late
         order.late = []
         given: Sequence[Any]
         if land.source is not None:
-            given = located(values, node, [land.source]) * len(ranks)
+            given = [located(values, node, land.source)] * len(ranks)
         elif land.parts:
             given = np.split(values[node.inputs[1]], land.parts)
         else:
@@ -343,47 +331,37 @@ class Interpreter:
 # ---- places, and ops whose elements depend on each other or on data ------------------------------
 
 
-def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
+def _place(self: Interpreter, values: Values, node: Node) -> Storage:
     data = poison(node.attrs["shape"], node.attrs["dtype"])
     return Storage(f"{memory_of(node).scope}#{node.serial}", node, data, self.symbols)
 
 
-def _into(frame: Frame, node: Node) -> Located:
-    """The elements that a Node writes."""
-    (into,) = located(frame.values, node, [touch_of(node)])
-    assert into is not None
-    return into
-
-
-def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = _into(frame, node)
+def _scatter(self: Interpreter, values: Values, node: Node) -> None:
+    into = located(values, node, touch_of(node))
     written = into.offset if into.mask is None else into.offset[into.mask]
     if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
         name = self.body.name
         raise InternalError("tile.interpret", f"{name} writes an element twice in one scatter")
-    into.write(frame.values[node.inputs[1]])
+    into.write(values[node.inputs[1]])
 
 
-def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
+def _atomic_add(self: Interpreter, values: Values, node: Node) -> Array:
     """Elements grow by values, one after another; gives what each was before."""
-    into, value = _into(frame, node), frame.values[node.inputs[1]]
-    storage, offset = into.storage, into.offset
-    dtype = storage.type.dtype
-    live = np.ones(offset.shape, np.bool_) if into.mask is None else into.mask
-    before, value = np.zeros(offset.shape, storage.data.dtype), np.broadcast_to(value, offset.shape)
+    into = located(values, node, touch_of(node))
+    data, offset, mask = into.storage.data, into.offset, into.mask
+    value = np.broadcast_to(values[node.inputs[1]], offset.shape)
+    before = np.zeros(offset.shape, data.dtype)
     with np.errstate(all="ignore"):
         for at in np.ndindex(offset.shape):
-            if live[at]:
-                where = int(offset[at])
-                old, one = storage.data[where : where + 1], np.asarray([value[at]], dtype.numpy)
-                before[at] = old[0]
-                storage.data[where] = numeric.elementwise("add", dtype, [old, one])[0]
+            if mask is None or mask[at]:
+                before[at] = old = data[offset[at]]
+                data[offset[at]] = numeric.elementwise("add", node.dtype, [old, value[at]])
     return before
 
 
-def _sort(self: Interpreter, frame: Frame, node: Node) -> None:
-    keys, numbers = (frame.values[i].data for i in node.inputs[:2])
-    count = int(frame.values[node.inputs[4]])
+def _sort(self: Interpreter, values: Values, node: Node) -> None:
+    keys, numbers = (values[i].data for i in node.inputs[:2])
+    count = int(values[node.inputs[4]])
     order = stable_order(keys[:count], node.attrs["descending"])
     keys[:count], numbers[:count] = keys[:count][order], numbers[:count][order]
 
@@ -396,23 +374,23 @@ def stable_order(row: Array, descending: bool) -> Array:
     return row.size - 1 - np.argsort(wide[::-1], kind="stable")[::-1]
 
 
-def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = _into(frame, node)
-    start, stop = (max(0, int(frame.values[i])) for i in node.inputs[1:3])
+def _clear_rows(self: Interpreter, values: Values, node: Node) -> None:
+    into = located(values, node, touch_of(node))
+    start, stop = (max(0, int(values[i])) for i in node.inputs[1:3])
     whole = len(into.offset) == node.inputs[0].shape[-2]  # else these rows alone
     into.storage.data[into.offset[start:stop] if whole else into.offset] = 0
 
 
-def _require(self: Interpreter, frame: Frame, node: Node) -> None:
-    if not np.all(frame.values[node.inputs[0]]):
+def _require(self: Interpreter, values: Values, node: Node) -> None:
+    if not np.all(values[node.inputs[0]]):
         raise Site(node.attrs["message"], node.attrs["location"]).error()
 
 
-def _hole(self: Interpreter, frame: Frame, node: Node) -> None:
+def _hole(self: Interpreter, values: Values, node: Node) -> None:
     raise InternalError("tile.interpret", f"the hole {node.attrs['name']!r} is not filled")
 
 
-SPECIAL: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
+SPECIAL: dict[str, Callable[[Interpreter, Values, Node], Any]] = {
     "allocate": _place,
     "register_tile": _place,
     "scatter": _scatter,

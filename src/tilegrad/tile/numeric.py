@@ -4,8 +4,8 @@ Exact semantics: integers wrap; bool adds by or, subtracts by xor, multiplies by
 narrower than 32 bits are computed in float32 and rounded once at the end; elementary functions
 are the true value rounded, to which a target may be a few ulp off. Integers divided by zero
 give 0, and so do their remainders (masked lanes hold 0, and must not trap). Shifts by the width
-or more (or by a negative amount) give 0, or copies of the sign. Invariant: no function changes
-its inputs.
+or more (or by a negative amount) give 0, or copies of the sign. NumPy's own functions do all of
+these. Invariant: no function changes its inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -33,13 +32,7 @@ def elementwise(name: str, dtype: DType, inputs: list[Array]) -> Array:
     wide = dtypes.int8 if dtype is dtypes.int4 else dtype.wide
     given = inputs if wide is dtype else [i.astype(wide.numpy) for i in inputs]
     result = np.asarray(TABLE[name](wide, *given))
-    if result.dtype == np.bool_:
-        return result
-    return _wrap_int4(result) if dtype is dtypes.int4 else result.astype(dtype.numpy)
-
-
-def _wrap_int4(wide: Array) -> Array:
-    return (((wide.astype(np.int64) + 8) & 15) - 8).astype(dtypes.int4.numpy)
+    return result if result.dtype == np.bool_ else result.astype(dtype.numpy)
 
 
 # ---- elementwise ----------------------------------------------------------------------------
@@ -97,11 +90,8 @@ def _negative(d: DType, x: Array) -> Array:
 
 
 def _sign(d: DType, x: Array) -> Array:
-    if _boolean(d):
-        return x
-    one = d.numpy.type(1)
-    low = np.where(x < 0, -one, x) if d.kind != "uint" else x
-    return np.where(x > 0, one, low)  # nan and signed zeros stay themselves
+    """Zeros keep their sign."""
+    return x if _boolean(d) else np.where(x == 0, x, np.sign(x))
 
 
 def _subtract(d: DType, a: Array, b: Array) -> Array:
@@ -113,22 +103,15 @@ def _rounding(ufunc: Any) -> Meaning:
     return lambda d, x: ufunc(x) if d.is_float else x
 
 
-def _or_zero(function: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
-    """A division of integers: 0 where the divisor is."""
-    return function(a, b + (b == 0)) * (b != 0)
-
-
 def _divide(d: DType, a: Array, b: Array) -> Array:
     """Of integers: truncated, as C has it."""
-    if d.is_float:
-        return np.divide(a, b)
-    return _or_zero(lambda x, y: (x - np.fmod(x, y)) // y, a, b)
+    return np.divide(a, b) if d.is_float else (a - np.fmod(a, b)) // b
 
 
 def _floor_divide(d: DType, a: Array, b: Array) -> Array:
     """Of floats by the exact remainder, as PyTorch has it."""
     if not d.is_float:
-        return _or_zero(np.floor_divide, a, b)
+        return a // b
     rest, ratio = np.fmod(a, b), np.divide(a, b)
     quotient = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0)))
     whole = np.floor(quotient)
@@ -138,15 +121,11 @@ def _floor_divide(d: DType, a: Array, b: Array) -> Array:
 
 
 def _remainder(d: DType, a: Array, b: Array) -> Array:
+    """Of floats: zero has the sign of a."""
     if not d.is_float:
-        return _or_zero(np.remainder, a, b)
+        return np.remainder(a, b)
     rest = np.fmod(a, b)
     return np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
-
-
-def _fmod(d: DType, a: Array, b: Array) -> Array:
-    """With the sign of a."""
-    return np.fmod(a, b) if d.is_float else _or_zero(np.fmod, a, b)
 
 
 def _unsigned(function: Callable[[Array, Array], Array]) -> Meaning:
@@ -163,14 +142,8 @@ def _power(d: DType, a: Array, b: Array) -> Array:
     """Integers: the product wraps; a negative exponent gives 0, and 1 or -1 for those bases."""
     if d.is_float:
         return _exact(np.power)(d, a, b)
-    result, base, rest = np.ones_like(a), a.copy(), np.where(b < 0, 0, b).astype(d.numpy)
-    while rest.any():
-        result = np.where(rest & 1 == 1, result * base, result)
-        base, rest = base * base, rest >> 1
-    if d.kind == "uint":
-        return result
-    odd = np.where(b & 1 == 1, a, np.ones_like(a))
-    return np.where(b < 0, np.where(np.abs(a) == 1, odd, 0), result)
+    inverse = np.where(np.abs(a) == 1, np.where(b & 1 == 1, a, 1), 0)
+    return np.where(b < 0, inverse, np.power(a, np.maximum(b, 0)))
 
 
 def _extreme(ufunc: Any, sign: int) -> Meaning:
@@ -182,18 +155,6 @@ def _extreme(ufunc: Any, sign: int) -> Meaning:
         return np.where((a == 0) & (b == 0), sign * (sign * a + sign * b), result)
 
     return apply
-
-
-def _shift_left(d: DType, a: Array, b: Array) -> Array:
-    over = (b < 0) | (b >= d.bits)
-    return np.where(over, 0, np.left_shift(a, np.where(over, 0, b)))
-
-
-def _shift_right(d: DType, a: Array, b: Array) -> Array:
-    """Signed operands keep their sign, unsigned ones fill with 0."""
-    over = (b < 0) | (b >= d.bits)
-    far = np.where(a < 0, -1, 0).astype(d.numpy) if d.kind == "int" else np.zeros_like(a)
-    return np.where(over, far, np.right_shift(a, np.where(over, 0, b)))
 
 
 def _multiply_high(a: Array, b: Array) -> Array:
@@ -277,10 +238,6 @@ def _fused(a: float, b: float, c: float) -> float:
         return math.inf if exact > 0 else -math.inf
 
 
-def _reciprocal(d: DType, x: Array) -> Array:
-    return np.divide(d.numpy.type(1), x)
-
-
 EXACT = "exp exp2 log log2 log10 expm1 log1p sin cos tan arcsin arccos arctan sinh cosh tanh"
 # What `functions` expands where no instruction computes it: their results are floats.
 FUNCTIONS: dict[str, Meaning] = {
@@ -293,26 +250,26 @@ UNARY: dict[str, Meaning] = {
     "negative": _negative,
     "absolute": _plain(np.absolute),
     "square_root": _plain(np.sqrt),
-    "reciprocal": _reciprocal,
+    "reciprocal": _plain(np.reciprocal),
     **FUNCTIONS,
     "floor": _rounding(np.floor), "ceil": _rounding(np.ceil), "round": _rounding(np.rint),
     "trunc": _rounding(np.trunc),
     "bit_not": _plain(np.invert),
     "sign": _sign,
     "quick_exp": FUNCTIONS["exp"], "quick_exp2": FUNCTIONS["exp2"],
-    "quick_reciprocal": _reciprocal,
+    "quick_reciprocal": _plain(np.reciprocal),
 }  # fmt: skip
 BINARY: dict[str, Meaning] = {
     "add": _plain(np.add), "subtract": _subtract, "multiply": _plain(np.multiply),
     "divide": _divide, "floor_divide": _floor_divide,
-    "remainder": _remainder, "fmod": _fmod, "power": _power,
+    "remainder": _remainder, "fmod": _plain(np.fmod), "power": _power,
     "maximum": _extreme(np.maximum, 1), "minimum": _extreme(np.minimum, -1),
     "bit_and": _plain(np.bitwise_and), "bit_or": _plain(np.bitwise_or),
     "bit_xor": _plain(np.bitwise_xor),
-    "shift_left": _shift_left, "shift_right": _shift_right,
+    "shift_left": _plain(np.left_shift), "shift_right": _plain(np.right_shift),
     "multiply_high": _unsigned(_multiply_high),
-    "unsigned_divide": _unsigned(partial(_or_zero, np.floor_divide)),
-    "unsigned_remainder": _unsigned(partial(_or_zero, np.remainder)),
+    "unsigned_divide": _unsigned(np.floor_divide),
+    "unsigned_remainder": _unsigned(np.remainder),
     "quick_divide": _divide,
 }  # fmt: skip
 COMPARE = {
@@ -367,12 +324,9 @@ def box(index: Any, shape: Shape, axes: Shape, sizes: Shape, strides: Any) -> An
     """Offsets of a tile at an index of an array, tile axis i along axes[i] of it, and where they
     are inside of the array's sizes."""
     offset, inside = np.zeros(shape, np.int64), np.ones(shape, np.bool_)
+    steps = np.indices(shape, sparse=True)
     for axis, (start, size, stride) in enumerate(zip(index, sizes, strides)):
-        position = np.full(shape, start, np.int64)
-        for tile_axis, along in enumerate(axes):
-            if along == axis:
-                tail = (1,) * (len(shape) - tile_axis - 1)
-                position = position + np.arange(shape[tile_axis]).reshape((-1, *tail))
+        position = start + sum(step for step, along in zip(steps, axes) if along == axis)
         inside &= (position >= 0) & (position < size)
         offset += position * stride
     return offset, inside
@@ -426,25 +380,18 @@ def cast(x: Array, source: DType, target: DType) -> Array:
     targets), nan gives 0, then they wrap; float64 rounds to float32 before narrower floats."""
     if source is target:
         return x
-    if target.kind == "bool":
-        return np.asarray(x.astype(np.float64) != 0 if source.is_float else x != 0)
-    if target.is_float:
-        if target.bits < 32:
-            x = x.astype(np.float32)
-        return x.astype(target.numpy)
-    if source.is_float:
+    if target.is_float and target.bits < 32:
+        x = x.astype(np.float32)
+    elif source.is_float and target.is_integer:
         x = _saturate(x, np.int64 if target.bits >= 32 and target is not dtypes.int32 else np.int32)
-    if target is dtypes.int4:
-        return _wrap_int4(x)
     return x.astype(target.numpy)
 
 
 def _saturate(x: Array, wide: Any) -> Array:
     """Floats truncated to a signed integer, saturating; nan gives 0."""
-    limit, exact = np.iinfo(wide), np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
-    over, under = exact >= float(limit.max), exact <= float(limit.min)
-    inside = np.where(over | under, 0.0, exact).astype(wide)
-    return np.where(over, limit.max, np.where(under, limit.min, inside)).astype(wide)
+    limit, exact = np.iinfo(wide), np.nan_to_num(x.astype(np.float64), nan=0.0)
+    exact = np.maximum(exact, float(limit.min))
+    return np.where(exact >= float(limit.max), limit.max, exact.astype(wide))
 
 
 def repeat_bits(x: Array) -> Array:

@@ -225,12 +225,20 @@ class Order:
             found = self.touched[key] = Place(node, shape)
         return found
 
-    def region(self, rank: int, node: Node, touch: Touch, values: Known) -> Region | None:
-        """The box that a Touch means; None where nobody minds, or it is not there."""
-        memory = touch.memory
-        own = is_place(memory)
-        if not own and memory not in self.tracked:
-            return None
+    def region(
+        self, role: Role, rank: int, node: Node, touch: Touch, values: Known
+    ) -> Region | None:
+        """The box that a role touches in the program of a rank; None where nobody minds, or it is
+        not there. Parameters are touched after the dependency wait, but for reads of constants."""
+        memory, own = touch.memory, is_place(touch.memory)
+        if not own:
+            early = self.dependent and not self.may_touch(role)
+            if early and (touch.writes or memory.type.use != "constant"):  # type: ignore[union-attr]
+                what = f"{'writes' if touch.writes else 'reads'} {memory.attrs['name']}"
+                text = f"{role.name} {what} before it knows of grid_dependency_wait"
+                self.report("dependent", text, node)
+            if memory not in self.tracked:
+                return None
         place = self.place(rank, memory)
         if touch.some or touch.pages is not None:
             return self.chosen(place, node, touch, values)
@@ -282,8 +290,10 @@ class Order:
         if not touch.writes:
             if not (touch.some and place.touched()):
                 self.require(region, role, node)
-            for near in region.around() if not touch.some else ():
-                self.met(place, near.write, role, node)
+            hint = "named_sync with the role's own threads, unless each thread reads its own"
+            for near in region.around() if not touch.some and place.scope != "global" else ():
+                if near.write is not None and near.write.plain:
+                    self.met(place, near.write, role, node, "reads", "stored", hint, "warning")
         plain = place.scope == "shared" or (touch.writes and place.scope == "global")
         made = Touched(role.number, role.epoch, node, plain)
         self.touch(region, role, made, touch.writes)
@@ -332,38 +342,25 @@ class Order:
             return
         self.report("fence", f"{node.op.name} of {role.name} {text}", node, plain.node, hint)
 
-    def met(self, place: Place, write: Touched | None, role: Role, node: Node) -> None:
-        """A role reads what its own warps stored: other threads may hold it now."""
-        if write is None or not write.plain or write.agent != role.number:
-            return
-        if place.scope != "global" and not role.alone and role.synced <= write.epoch:
-            what = f"{place_name(place.node)}, which its {role.warps} warps stored"
-            text = f"{role.name} reads {what}, and they have not met since"
-            hint = "named_sync with the role's own threads, unless each thread reads its own"
-            self.report("warps", text, node, write.node, hint, "warning")
-
-    def crossed(self, region: Region, role: Role, node: Node) -> None:
-        """A role's threads write what its warps read: all of them must be past the read."""
-        for near in region.around():
-            read = near.reads.get(role.number)
-            if read is not None and not role.alone and role.synced <= read.epoch:
-                what = f"{place_name(region.place.node)}, which its {role.warps} warps read"
-                text = f"{role.name} writes {what}, and they have not met since"
-                hint = "named_sync with the role's own threads between the two"
-                self.report("warps", text, node, read.node, hint)
+    def met(
+        self,
+        place: Place,
+        before: Touched,
+        role: Role,
+        node: Node,
+        does: str,
+        did: str,
+        *more: str,
+    ) -> None:
+        """A role's threads touch what its warps touched: all of them must be past that."""
+        if before.agent == role.number and not role.alone and role.synced <= before.epoch:
+            what = f"{place_name(place.node)}, which its {role.warps} warps {did}"
+            text = f"{role.name} {does} {what}, and they have not met since"
+            self.report("warps", text, node, before.node, *more)
 
     def may_touch(self, role: Role) -> bool:
         """Whether a role knows, if only by others, that the launches before are done."""
         return role.clock[self.grid] > 0
-
-    def depends(self, role: Role, touch: Touch, node: Node) -> None:
-        """Parameters are touched after the dependency wait, but for reads of constants."""
-        memory, writes = touch.memory, touch.writes
-        if self.dependent and not self.may_touch(role) and not is_place(memory):
-            if writes or memory.type.use != "constant":  # type: ignore[union-attr]
-                what = f"{'writes' if writes else 'reads'} {memory.attrs['name']}"
-                text = f"{role.name} {what} before it knows of grid_dependency_wait"
-                self.report("dependent", text, node)
 
     # ---- barriers ---------------------------------------------------------------------------
 
@@ -413,24 +410,21 @@ class Order:
         if bar.arrived > bar.count:
             self.report("arrivals", f"{bar}: more arrivals than it counts", node)
 
-    def reached(self, role: Role, node: Node, land: row.Land, values: Known) -> list[int]:
-        """The ranks of the programs where something lands."""
-        if land.mask is None:
+    def reached(
+        self, role: Role, node: Node, of: row.Arrive | row.Land, values: Known
+    ) -> Sequence[int]:
+        """The ranks of the programs where something lands or arrives."""
+        if of.mask is None:
             return [role.rank]
-        first, all_ = scalar(land.first, values), (1 << self.ranks) - 1
-        if land.mask == -1:
-            chosen = all_
-        elif first < 0 or (land.mask << first) & ~all_:
-            where = f"rank {first}" if land.mask == 1 else f"ranks {land.mask:b} from {first} on"
+        every = range(self.ranks)
+        if of.mask == -1:
+            return every
+        first = scalar(of.first, values)
+        if first < 0 or of.mask << first >= 1 << self.ranks:
+            where = f"rank {first}" if of.mask == 1 else f"ranks {of.mask:b} from {first} on"
             self.report("index", f"{node.op.name} to {where} of a cluster of {self.ranks}", node)
             return []
-        else:
-            chosen = land.mask << first
-        if land.parts and land.parts != self.ranks:
-            text = f"{node.op.name} of {land.parts} shares to {self.ranks} programs"
-            self.report("index", text, node)
-            return []
-        return [rank for rank in range(self.ranks) if chosen >> rank & 1]
+        return [rank for rank in every if of.mask << first >> rank & 1]
 
 
 def scalar(given: Scalar, values: Known) -> int:

@@ -96,7 +96,7 @@ def barrier(*, name: str, count: int, stages: int) -> Type:
 
 def _arrival(node: Node) -> tuple[Arrive]:
     barrier_, stage, *rank = node.inputs
-    return (Arrive(barrier_, stage, node.attrs.get("bytes", 0), rank[0] if rank else None),)
+    return (Arrive(barrier_, stage, node.attrs.get("bytes", 0), 1 if rank else None, *rank),)
 
 
 @placed_row("barrier", effects=_arrival)

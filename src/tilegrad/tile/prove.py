@@ -43,7 +43,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.node import walk as nodes_from
 from ..ir.symbol import high, low
-from .budget import check_banks, check_budget
+from .budget import check_budget
 from .build import Body
 from .check import PLACED_OPS, Finding, Findings, finding, walk
 from .concurrent import DeadlockError, Frame, Machine, Steps, cluster_of
@@ -51,7 +51,7 @@ from .happening import come
 from .ordering import Order
 from .row import Touch, effects_of, is_place, touches_of
 from .scalars import deciding
-from .skeleton import Scenario, Skeleton, TooLong, computable
+from .skeleton import OF_RUN, Scenario, Skeleton, TooLong, computable
 
 ENOUGH = 4_000  # events, after which only the first and last programs are run
 
@@ -63,7 +63,7 @@ def check_body(body: Body, target: Target | None = None) -> Findings:
         skeleton = Skeleton(body)
         found += [*check_dependent(skeleton), *_protocol(skeleton), *check_handover(body)]
     if target is not None:
-        found += [*check_budget(body, target), *check_banks(body, target)]
+        found += check_budget(body, target)
     return sorted(dict.fromkeys(found), key=lambda f: f.severity != "error")
 
 
@@ -112,12 +112,11 @@ class _Traced:
     """A program of which only the events are run."""
 
     def __init__(self, order: Order, rank: int, trace: list[Any]) -> None:
-        self.order, self.body, self.rank = order, order.body, rank
+        self.order, self.rank = order, rank
         self.frame, self.events = Frame(order.roles[rank, None], {}), {order.body.block: trace}
 
     def block(self, frame: Frame, block: Block) -> Steps:
         """The events of the program, or of a role."""
-        assert frame.role is not None
         for node, values in self.events[block]:
             if node != "roles":
                 yield from come(self.order, frame.role, node, values)
@@ -156,8 +155,8 @@ def check_handover(body: Body) -> Findings:
 
 def _plain(node: Node, writes: bool) -> set[Node]:
     """Parameters that a Node itself stores to, or reads."""
-    plain = [e for e in effects_of(node) if isinstance(e, Touch) and e.writes is writes]
-    return {touch.memory for touch in plain if not is_place(touch.memory)}
+    plain = [e for e in effects_of(node) if isinstance(e, Touch) and not is_place(e.memory)]
+    return {touch.memory for touch in plain if touch.writes is writes}
 
 
 @dataclass
@@ -269,9 +268,7 @@ def varies(skeleton: Skeleton, node: Node) -> bool:
 
     def own(scalar: Node) -> bool:
         name = scalar.op.name
-        if name in ("program", "symbol", "cluster_rank"):
-            return True
         known = name in ("constant", "get") or scalar in skeleton.owner
-        return not (known or computable(scalar))
+        return name in OF_RUN or not (known or computable(scalar))
 
     return any(map(own, nodes_from(deciding(node), skeleton.parts)))

@@ -89,12 +89,13 @@ class Land(NamedTuple):
 
 
 class Arrive(NamedTuple):
-    """One arrival at a barrier (of a rank of the cluster), which may announce bytes."""
+    """One arrival at a barrier, in the programs that a Land says, which may announce bytes."""
 
     barrier: Node
     stage: Scalar
     bytes: int = 0
-    rank: Scalar | None = None
+    mask: int | None = None
+    first: Scalar = 0
 
 
 class Wait(NamedTuple):

@@ -63,7 +63,7 @@ def uses(node: Node, tracked: set[Node]) -> tuple[list[Node], list[Node]] | None
     boxes: list[Scalar | None] = []
     for effect in effects:
         if isinstance(effect, (Arrive, Wait, Land)):
-            names = ("stage", "parity", "rank", "first")
+            names = ("stage", "parity", "first")
             scalars += [getattr(effect, name, None) for name in names]
     for touch in touches_of(node):
         scalars.append(touch.when)

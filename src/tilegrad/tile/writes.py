@@ -12,8 +12,7 @@ questions of the same accesses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import product as every
 from math import gcd, prod
 from typing import Any
@@ -29,11 +28,12 @@ from ..ir.symbol import (
     evaluate,
     high,
     low,
+    terms_of,
 )
 from ..ir.types import Shape, row_major, unravel
 from . import numeric
 from .build import Body
-from .check import Findings, finding
+from .check import Finding, Findings, finding
 from .inside import extremes, lines_of, value_of
 from .trace import Access, Limit, Tracer
 
@@ -46,23 +46,16 @@ HINT = (
 )
 
 
-@dataclass
-class Judged:
-    """What is known of the results of a kernel."""
-
-    findings: Findings
-    partial: set[str]  # names of results that may not be written whole
-
-
-def judge(t: Tracer, body: Body) -> Judged:
-    """Races between programs, and results that are not written whole."""
+def judge(t: Tracer, body: Body) -> tuple[Findings, set[str]]:
+    """Races between programs and elements that nothing writes; the names of results that may not
+    be written whole."""
     live = set(body.block.all_nodes())
     found: Findings = []
     partial: set[str] = set()
     for result in t.results:
         here = [a for node, a in t.accesses.items() if node in live and a.memory is result.node]
         filled = result.name in t.fills
-        found += _unset(result.name, here) if not filled else []
+        found += () if filled else _unset(result.name, here)
         found += races(t, result.name, here)
         if filled or result.name in t.loose or any(f.severity == "error" for f in found):
             continue
@@ -75,19 +68,18 @@ def judge(t: Tracer, body: Body) -> Judged:
             found.append(finding("unwritten", text, (where or [result.node])[0]))
         elif state == "unknown" or not _reads_its_own(here):
             partial.add(result.name)
-    return Judged(found, partial)
+    return found, partial
 
 
-def _unset(name: str, accesses: Sequence[Access]) -> Findings:
+def _unset(name: str, accesses: Sequence[Access]) -> Iterator[Finding]:
     """Elements that are added to, or read before anything is stored, have a value before."""
     before = next((a.kind for a in accesses if a.kind != "add"), "")
     unset = ("add",) if before == "store" else ("add", "load")
     first = next((a for a in accesses if a.kind in unset), None)
-    if first is None:
-        return []
-    done = {"add": "added to", "load": "read"}[first.kind]
-    text = f"{name} is {done}, and nothing set it before"
-    return [finding("uninitialised", text, first.node, hint="tile.result(..., fill=0)")]
+    if first is not None:
+        done = {"add": "added to", "load": "read"}[first.kind]
+        text = f"{name} is {done}, and nothing set it before"
+        yield finding("uninitialised", text, first.node, hint="tile.result(..., fill=0)")
 
 
 def _reads_its_own(accesses: Sequence[Access]) -> bool:
@@ -116,9 +108,7 @@ def _same_box(store: Access, load: Access) -> bool:
 
 def races(t: Tracer, name: str, accesses: Sequence[Access]) -> Findings:
     """Elements that one program writes and another touches."""
-    programs = [p for p in t.programs if isinstance(p, Expr)]
-    writes = [a for a in accesses if a.writes]
-    if not programs or not writes or owned(t, programs, accesses):
+    if not any(a.writes for a in accesses) or owned(t, accesses):
         return []
     clash, unsure = _count_races(t, accesses)
     if clash is not None:
@@ -132,22 +122,21 @@ def races(t: Tracer, name: str, accesses: Sequence[Access]) -> Findings:
     return [finding("race", text, where.node, None, HINT)]
 
 
-def owned(t: Tracer, programs: Sequence[Expr], accesses: Sequence[Access]) -> bool:
+def owned(t: Tracer, accesses: Sequence[Access]) -> bool:
     """Whether programs are proved to touch elements of their own, whatever the sizes are."""
-    if all(a.kind == "add" for a in accesses):
+    programs = [p for p in t.programs if isinstance(p, Expr)]
+    if not programs or all(a.kind == "add" for a in accesses):
         return True
     if any(a.index is None for a in accesses):
         return False
-    return all(_by_itself(t, p, programs, accesses) for p in programs)
+    return all(_by_itself(t, p, accesses) for p in programs)
 
 
-def _by_itself(
-    t: Tracer, program: Expr, programs: Sequence[Expr], accesses: Sequence[Access]
-) -> bool:
+def _by_itself(t: Tracer, program: Expr, accesses: Sequence[Access]) -> bool:
     """Whether programs that differ in one number touch different elements: along an axis, or
     because one of them comes here alone, or by the parts that the number is taken apart into."""
     axes = range(len(accesses[0].index or ()))
-    if any(_apart(t, program, programs, accesses, axis) for axis in axes):
+    if any(_apart(t, program, accesses, axis) for axis in axes):
         return True
     alone = {_only(t, a, program) for a in accesses}
     if len(alone) == 1 and None not in alone:
@@ -161,7 +150,7 @@ def _by_itself(
     )
     whole_: Size = 0
     for part in parts:
-        if any(_apart(t, part, programs, accesses, axis) for axis in axes):
+        if any(_apart(t, part, accesses, axis) for axis in axes):
             whole_ = whole_ + part * _weight(part)
     return whole_ is program
 
@@ -181,9 +170,8 @@ def _only(t: Tracer, access: Access, program: Expr) -> Size | None:
 
 def _parts(value: Size) -> list[Expr]:
     """Quotients and remainders that an index is made of."""
-    if isinstance(value, int):
-        return []
-    return [a for product_, _ in value.terms for a in product_ if a.kind in ("div", "mod")]
+    terms, _ = terms_of(value)
+    return [a for product_, _ in terms for a in product_ if a.kind in ("div", "mod")]
 
 
 def _weight(part: Expr) -> Size:
@@ -192,9 +180,7 @@ def _weight(part: Expr) -> Size:
     return inner.args[1] if isinstance(inner, Expr) and inner.kind == "div" else 1
 
 
-def _apart(
-    t: Tracer, program: Expr, programs: Sequence[Expr], accesses: Sequence[Access], axis: int
-) -> bool:
+def _apart(t: Tracer, program: Expr, accesses: Sequence[Access], axis: int) -> bool:
     """Whether what programs with different numbers touch is disjoint along an axis."""
     steps: set[int] = set()
     first: list[Size] = []
@@ -206,7 +192,7 @@ def _apart(
         step = _factor(at, own)
         steps.add(step)
         rest = at - own * step
-        if step == 0 or any(p in atoms(rest) for p in (own, *programs)):
+        if step == 0 or any(p in atoms(rest) for p in (own, *t.programs)):
             return False
         least, most, _ = extremes(t, rest)
         if any(a.kind != "symbol" for end in (least, most) for a in atoms(end)):
@@ -221,7 +207,7 @@ def _apart(
 
 def _factor(value: Size, part: Expr) -> int:
     """The factor of a number, or a quotient or remainder of one, in an index."""
-    terms = () if isinstance(value, int) else value.terms
+    terms, _ = terms_of(value)
     return next((f for product_, f in terms if product_ == (part,)), 0)
 
 
@@ -234,7 +220,7 @@ def interleaved_start(t: Tracer, atom: Expr) -> Expr | None:
     return limit.lower if t.limits[limit.lower].upper + 1 == limit.step else None
 
 
-Found = tuple[Access, Access, tuple[int, ...]]
+Found = tuple[Access, Access, Shape]
 
 
 def _count_races(t: Tracer, accesses: Sequence[Access]) -> tuple[Found | None, list[Access]]:
@@ -286,11 +272,12 @@ class Cells:
 
     def _unit(self, axis: int) -> int:
         """What divides every start and length along an axis."""
-        found = [(a, at) for a, boxes in self.starts.items() for _, at in boxes or ()]
+        found = [(a, at) for a, boxes in self.starts.items() for *_, at in boxes or ()]
         return gcd(*[n for a, at in found for n in (a.length(axis), at[axis])]) or 1
 
-    def _starts(self, access: Access) -> list[tuple[Shape, Shape]] | None:
-        """(program, index) of every box of an access; None where data decides, or too many."""
+    def _starts(self, access: Access) -> list[tuple[int, Shape, Shape]] | None:
+        """(program's number, program, index) of every box of an access; None where data decides, or
+        too many."""
         t, grid = self.t, self.t.grid or (1,)
         own = [a for at in access.index or () for a in atoms(at) if a not in t.programs]
         loops = list(dict.fromkeys(own))
@@ -300,11 +287,12 @@ class Cells:
         if prod(grid) * prod([len(s) for s in trips if s is not None]) > FEW_BOXES:
             return None
         found = []
-        for program in every(*[range(s) for s in grid]):
+        for number, program in enumerate(every(*[range(s) for s in grid])):
             env = {p.name: n for p, n in zip(t.programs, program) if isinstance(p, Expr)}
             for values in every(*[s for s in trips if s is not None]):
                 env.update(zip([loop.name for loop in loops], values))
-                found.append((program, tuple([evaluate(at, env) for at in access.index or ()])))
+                box = tuple([evaluate(at, env) for at in access.index or ()])
+                found.append((number, program, box))
         return found
 
     def of(self, access: Access) -> tuple[TouchedCells, bool]:
@@ -314,15 +302,14 @@ class Cells:
         if starts is None or len(starts) * cells > SMALL:
             return [], False
         found: TouchedCells = []
-        numbers = {program: n for n, program in enumerate(dict.fromkeys(p for p, _ in starts))}
-        for program, at in starts:
+        for number, program, at in starts:
             taken = _taken(access, program)
             if taken is False:
                 continue
             touched = self._touched(access, program, at) if taken else None
             if touched is None:
                 return [], False
-            found.append((numbers[program], touched))
+            found.append((number, touched))
         return found, True
 
     def _lengths(self, access: Access) -> list[tuple[int, int]]:

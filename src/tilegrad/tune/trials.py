@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class TrialLog:
         self.known[problem, text] = trial
         if self.path is None:
             return
-        record = {"problem": problem, **trial.to_record(), **facts, "text": text, **self.origin}
+        record = {"problem": problem, **asdict(trial), **facts, "text": text, **self.origin}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a") as file:

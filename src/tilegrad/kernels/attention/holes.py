@@ -17,7 +17,7 @@ from ... import tile
 from ...core.dtype import bool_, float32, int32, int64, uint32
 from ...ir.symbol import high
 from ...tile.trace import tracer
-from ...tile.value import TileValue, index_of
+from ...tile.value import index_of
 from ..random import random_bits
 from .shape import AttentionShape
 from .softmax import (
@@ -188,8 +188,7 @@ class Holes:
         pair = (down[:, None], across * keys) if self.turned else ((down * keys)[:, None], across)
         linear = pair[0] + pair[1] + start
         seed, offset = (tile.load(self.memory[name], (), ()) for name in ("key", "offset"))
-        b = tracer().builder
-        drawn = TileValue(random_bits(b, seed.node, offset.node, linear.node))
+        drawn = random_bits(seed, offset, linear)
         least = int(float(float32.numpy.type(x.dropout)) * (1 << 24))  # the rate in 24 bits
         return (drawn >> tile.full((), 8, uint32)) > least
 

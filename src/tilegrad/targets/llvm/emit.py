@@ -36,12 +36,6 @@ def emit(body: Body, name: str | None = None, target: Target | None = None) -> t
 ANGLES = ("sin", "cos", "tan")
 
 
-def _is_near(node: Node) -> bool:
-    from ...tile.bounds import near_angle  # not needed where nothing has an angle
-
-    return near_angle(node)
-
-
 # ---- frame ----------------------------------------------------------------------------
 
 
@@ -120,7 +114,7 @@ def elementwise(e: Emission, node: Node) -> Values:
     """One row of `rules`, for every vector of the tile."""
     inputs = [e.values[i] for i in node.inputs]
     dtype, name = node.inputs[-1].dtype, node.op.name
-    vectors = Vectors(e, lanes_of(node), name in ANGLES and _is_near(node))
+    vectors = Vectors(e, lanes_of(node), name in ANGLES and e.bounds.near_angle(node))
     return [ROWS[name](vectors, dtype, *parts) for parts in zip(*inputs)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from ...core.dtype import DType
@@ -72,6 +73,13 @@ class Emission(Writer):
         self.sites: dict[Node, int] = {}  # numbers of conditions
         self.fault = ""  # where the number of one that fails is left
         self.scratch = 0  # bytes taken so far
+
+    @cached_property
+    def bounds(self) -> Any:
+        """Bounds of its values."""
+        from ...tile.bounds import Bounds  # not needed where nothing has an angle
+
+        return Bounds(self.body)
 
 
 Emit = Callable[[Emission, Node], Values | None]  # an op: the vectors of its value

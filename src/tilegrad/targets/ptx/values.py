@@ -13,7 +13,7 @@ from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, fold
-from ...tile.bounds import Bounds, near_angle
+from ...tile.bounds import Bounds
 from ...tile.row import constant_of
 from . import rules
 from .division import DIVISIONS
@@ -213,7 +213,7 @@ class Values:
             if pairs is not None:
                 return pairs
         of = node.inputs[-1].dtype
-        if node.op.name in rules.RARE and of.is_float and not near_angle(node):
+        if node.op.name in rules.RARE and of.is_float and not self.bounds.near_angle(node):
             different = list(dict.fromkeys(zip(*inputs)))
             if len(different) > 1:
                 seen.update(zip(different, rules.apply_all(self.w, node.op.name, of, different)))
@@ -278,7 +278,7 @@ class Values:
         divisor = constant_of(node.inputs[1]) if name in DIVISIONS and of.is_integer else None
         if divisor is not None:  # as a literal, so that the division becomes a multiplication
             given[1] = literal(divisor, of)
-        value = rules.apply(w, name, of, *given, near=near_angle(node))
+        value = rules.apply(w, name, of, *given, near=self.bounds.near_angle(node))
         return convert(w, int64, result, value) if of is node.dtype is int64 else value
 
     # ---- sizes ----------------------------------------------------------------------------
