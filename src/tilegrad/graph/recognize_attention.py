@@ -5,7 +5,7 @@ repeated heads are all read alike: `recognize_softmax` and `recognize_scores` re
 `recognize_mask` and `recognize_extras` what hides and adds, `recognize_parts` builds the Node.
 The scores and probabilities must have no other use: then they would be computed anyway, and the
 Graph stays as it was written. Masks and biases of attention Nodes that were there before are
-read too (`refined`).
+read by a Rule of `recognize`.
 Invariant: types stay; values differ by rounding. Where -inf hides all keys from a query it gives
 nan as it is written; what is `derived` afterwards has its derivatives as well.
 """
@@ -20,12 +20,9 @@ from ..ir.node import Node, is_shallow, located, needs, topological, users
 from ..ir.rewrite import Log, rebuild
 from . import ops
 from .axes import below
-from .recognize_extras import refined
 from .recognize_parts import Match
 from .recognize_scores import NoMatch
 
-NAME, BAND = "attention", "band of attention"
-KNOWN = (ops.attention, ops.attention_backward)
 READ = {op for op in ops.graph.ops.values() if op is not ops.dot and op.category != "control"}
 FAR = 128  # Nodes looked at below a dot before it is called something else
 
@@ -44,18 +41,20 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
     order = topological(roots, stop=outside.__contains__)
     own = [n for n in order if n not in outside]
     inner = {n for n in own if n.blocks}
-    known = {n for n in own if n.op in KNOWN and {"mask", "bias"} & set(n.attrs["extras"])}
     found: dict[Node, Node] = {}
     reads: dict[Node, list[Node]] = {}
-    for node in [n for n in own if n.op is ops.dot and _near_sum(n.inputs)]:
+    for node in [n for n in own if n.op is ops.dot]:
+        sides = _near_sums(node)
+        if not sides:
+            continue
         reads = reads or users(order)
         try:
             with located(node.location):
-                found[node] = _matched(node, reads, frozenset(roots), derived)
+                found[node] = _matched(node, sides, reads, frozenset(roots), derived)
         except NoMatch as reason:
             if not reason.quiet:
                 log.notes.append(f"{node.location}: not attention: {reason}")
-    if not found and not inner and not known:
+    if not found and not inner:
         return roots
     done: dict[Node, Node] = {n: n for n in outside}
     for node in own:
@@ -65,11 +64,7 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
                 if made not in done:
                     done[made] = rebuild(made, done)
             done[node] = done[found[node]]
-            log.fired[NAME] = log.fired.get(NAME, 0) + 1
-        elif node in known:
-            done[node] = refined(new)
-            if done[node] is not new:
-                log.fired[BAND] = log.fired.get(BAND, 0) + 1
+            log.count("attention")
         elif node in inner:
             blocks = tuple([_in_block(b, log, derived) for b in new.blocks])
             if blocks != new.blocks:
@@ -88,9 +83,10 @@ def _in_block(block: Block, log: Log, derived: bool) -> Block:
 # ---- one match ------------------------------------------------------------------------------
 
 
-def _near_sum(values: Sequence[Node]) -> bool:
-    """Whether a sum of exp is near, under elementwise ops and movement."""
-    return any([_is_exp(n.inputs[0]) for n in below(values, FAR) if n.op is ops.sum_])
+def _near_sums(dot: Node) -> list[int]:
+    """The sides of a dot with a sum of exp near, under elementwise ops and movement."""
+    near = [[n.inputs[0] for n in below(x, FAR) if n.op is ops.sum_] for x in dot.inputs]
+    return [side for side, summed in enumerate(near) if any(map(_is_exp, summed))]
 
 
 def _is_exp(node: Node) -> bool:
@@ -100,14 +96,17 @@ def _is_exp(node: Node) -> bool:
 
 
 def _matched(
-    root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node], derived: bool
+    root: Node,
+    sides: Sequence[int],
+    reads: dict[Node, list[Node]],
+    ends: frozenset[Node],
+    derived: bool,
 ) -> Node:
     """The attention that a dot is the last of; NoMatch where it is of none."""
-    weights = [i for i in root.inputs if _near_sum([i])]
-    if not is_shallow(weights, READ):
+    if not is_shallow([root.inputs[side] for side in sides], READ):
         raise NoMatch("the scores are computed by very many ops in a row", quiet=True)
-    match = Match(root, _above(root, reads, ends), derived)
-    made, dot = match.built(), match.scores.dot.node
+    match = Match(root, sides, _above(root, reads, ends), derived)
+    made, dot = match.built(), match.scores.dot.place.node
     inside = _between(dot, root)
     for node in inside:
         if node is root:
