@@ -34,7 +34,7 @@ class Extras(NamedTuple):
 
 def extras_of(axes: Axes, softmax: Softmax, scores: Scores, derived: bool) -> Extras:
     """What an attention reads beside q, k and v."""
-    alone = not softmax.sinks and softmax.dropout is None
+    alone = not softmax.sinks and softmax.bits is None
     more, band, mean, _ = _seen(axes, scores, bool(softmax.sinks), alone, derived)
     if "bias" in more and not softmax.sinks and ops.is_constant(more["bias"]):
         del more["bias"]  # what all keys share changes nothing
@@ -43,8 +43,8 @@ def extras_of(axes: Axes, softmax: Softmax, scores: Scores, derived: bool) -> Ex
         if sinks is None:
             raise NoMatch("the sink is not one number for each head")
         more["sinks"] = sinks
-    if softmax.dropout is not None:
-        bits = softmax.dropout.bits
+    if softmax.bits is not None:
+        bits = softmax.bits
         if bits.atoms != axes.scores or not bits.full:
             raise NoMatch("the random bits of dropout lie in another order than the scores")
         more["key"], more["offset"] = bits.node.inputs

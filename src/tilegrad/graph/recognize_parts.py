@@ -258,7 +258,7 @@ class Match:
             scale=scale,
             band=extras.band,
             softcap=scores.softcap,
-            dropout=0.0 if self.softmax.dropout is None else self.softmax.dropout.rate,
+            dropout=self.softmax.dropout,
             orders=(order_q, order_k, order_v, order),
         )
 

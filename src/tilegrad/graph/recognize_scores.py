@@ -111,11 +111,6 @@ class Scores:
     hidden: tuple[Hidden, ...] = ()
 
     @property
-    def bare(self) -> bool:
-        """Whether nothing is added, and nothing hides."""
-        return not self.added and not self.hidden
-
-    @property
     def values(self) -> list[Place]:
         """All values beside the dot."""
         added = [*self.added, *[h.added for h in self.hidden if h.added is not None]]
@@ -200,7 +195,7 @@ def _scores(term: Term, keys: Atoms) -> Scores:
         return find_scores(terms(value, factor), keys).hiding(condition, number * factor)
     if op is ops.tanh:
         inner = find_scores(terms(place.inputs[0]), keys)
-        if inner.softcap or not inner.bare:
+        if inner.softcap or inner.added or inner.hidden:
             raise NoMatch("something is added or masked before the softcap")
         dot = inner.dot._replace(factor=inner.dot.factor * factor)
         return replace(inner, dot=dot, softcap=abs(factor))
@@ -217,7 +212,7 @@ def _multiplied(place: Place, factor: float, keys: Atoms) -> Scores:
             continue
         inner = find_scores(terms(value, factor), keys)
         of_keys = other.changes_with(keys)
-        if not inner.bare or (inner.softcap and not of_keys):
+        if inner.added or inner.hidden or (inner.softcap and not of_keys):
             raise NoMatch("a scale that is no constant follows a softcap, a bias or a mask")
         if not of_keys:
             return replace(inner, rows=(*inner.rows, (other, divides)))

@@ -22,28 +22,21 @@ from .recognize_scores import NoMatch, Term, constant_factor, pairs, terms
 
 
 @dataclass(frozen=True)
-class Dropout:
-    """Random bits that keep a probability, and at what rate they do not."""
-
-    rate: float
-    bits: Place
-
-
-@dataclass(frozen=True)
 class Softmax:
-    """Terms of the scores, of the sink's logit (none: no sink), dropout; the exp; whether the
-    divisor is guarded against 0."""
+    """Terms of the scores, of the sink's logit (none: no sink); the exp; whether the divisor is
+    guarded against 0; random bits that keep a probability, and at what rate they do not."""
 
     scores: list[Term]
     sinks: list[Term]
-    dropout: Dropout | None
     power: Place
     guarded: bool
+    dropout: float
+    bits: Place | None
 
 
 def find_softmax(place: Place, keys: Atoms) -> Softmax:
     """Probabilities over the keys as what was exponentiated."""
-    place, dropout = _kept(place)
+    place, dropout, bits = _kept(place)
     power, found, divisor = _quotient(place)
     total, others, guarded = _total(divisor)
     of_keys = set(flat(keys))
@@ -56,30 +49,28 @@ def find_softmax(place: Place, keys: Atoms) -> Softmax:
             raise NoMatch("the sum has more than one further term")
         sinks = _logarithm(others[0].place)
     scores, sinks = _unshifted(_settled(found), _settled(sinks), keys)
-    return Softmax(scores, sinks, dropout, power, guarded)
+    return Softmax(scores, sinks, power, guarded, dropout, bits)
 
 
-def _kept(place: Place) -> tuple[Place, Dropout | None]:
-    """Probabilities before dropout."""
-    gain, dropout = 1.0, None
+def _kept(place: Place) -> tuple[Place, float, Place | None]:
+    """Probabilities before dropout, its rate and its bits."""
+    gain, rate, bits = 1.0, 0.0, None
     while True:
         place = place.strip()
-        scaled = constant_factor(place)
-        dropped = _dropped(place)
+        scaled, dropped = constant_factor(place), _dropped(place)
         if scaled is not None:
             gain, place = gain * scaled.factor, scaled.place
-        elif dropped is not None and dropout is None:
-            place, dropout = dropped
+        elif dropped is not None and bits is None:
+            place, rate, bits = dropped
         else:
             break
-    wanted = 1.0 if dropout is None else 1.0 / (1.0 - dropout.rate)
-    if not math.isclose(gain, wanted, rel_tol=1e-6 if dropout is None else 4e-3):
+    if not math.isclose(gain, 1.0 / (1.0 - rate), rel_tol=4e-3 if rate else 1e-6):
         raise NoMatch(f"the probabilities are multiplied by {gain:g} after softmax")
-    return place, dropout
+    return place, rate, bits
 
 
-def _dropped(place: Place) -> tuple[Place, Dropout] | None:
-    """where(rate < uniform, x, 0) of 24 random bits."""
+def _dropped(place: Place) -> tuple[Place, float, Place] | None:
+    """(x, rate, bits) of where(rate < uniform, x, 0) of 24 random bits."""
     if place.op is not ops.where:
         return None
     keep, x, zero = place.inputs
@@ -95,7 +86,7 @@ def _dropped(place: Place) -> tuple[Place, Dropout] | None:
     if top.op is not ops.shift_right or known(top.inputs[1]) != 8:
         return None
     bits = top.inputs[0].strip()
-    return (x, Dropout(float(rate), bits)) if bits.op is ops.random_bits else None
+    return (x, float(rate), bits) if bits.op is ops.random_bits else None
 
 
 # ---- what is divided, and by what -----------------------------------------------------------
@@ -109,24 +100,14 @@ def _quotient(place: Place) -> tuple[Place, list[Term], Place]:
         if len(logs) != 1:
             raise NoMatch("exp before the last dot is not divided by a sum")
         return place, [t for t in found if t is not logs[0]], logs[0].place.inputs[0]
-    for x, y in _divisions(place):
-        power = x.strip()
-        if power.op is ops.exp:
-            return power, terms(power.inputs[0]), y
+    for x, y in pairs(place):
+        power, y = x.strip(), y.strip()
+        divides = place.op is ops.divide
+        inverse = y.op is ops.reciprocal or (y.op is ops.divide and known(y.inputs[0]) == 1)
+        if power.op is ops.exp and (divides or inverse):
+            return power, terms(power.inputs[0]), y if divides else y.inputs[-1]
     quiet = place.op in (ops.add, ops.subtract)  # the derivative of a cross entropy, say
     raise NoMatch(f"what the values are multiplied by is {place.op.name}, not a softmax", quiet)
-
-
-def _divisions(place: Place) -> Iterator[tuple[Place, Place]]:
-    """x / y, and x * (1 / y) either way."""
-    for x, y in pairs(place):
-        inverse = y.strip()
-        if place.op is ops.divide:
-            yield x, y
-        elif inverse.op is ops.reciprocal or (
-            inverse.op is ops.divide and known(inverse.inputs[0]) == 1
-        ):
-            yield x, inverse.inputs[-1]
 
 
 def _total(divisor: Place) -> tuple[Place, list[Term], bool]:
