@@ -21,8 +21,11 @@ from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, named
 from ..ir.types import product
 from . import build, ops
 from .movement import axis_groups
+from .simplify import holds
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
+# what Places may lie under, if that is shallow
+READ = {op for op in ops.graph.ops.values() if op is not ops.dot and op.category != "control"}
 _number = count()
 
 
@@ -133,38 +136,33 @@ class Place(NamedTuple):
 
     # ---- going down -------------------------------------------------------------------------
 
-    def moved(self) -> Place | None:
-        """What a permute, expand or reshape moves."""
+    def down(self) -> Place | None:
+        """What movement moves; of a concatenation where one part is met."""
         node, indices = self
-        found: Indices | None = None
+        found: Sequence[AxisIndex] | None = None
         if node.op is ops.permute:
             order = node.attrs["order"]
-            found = tuple([indices[order.index(a)] for a in range(len(order))])
+            found = [indices[order.index(a)] for a in range(len(order))]
         elif node.op is ops.expand:
-            found = tuple([FIRST if s == 1 else p for s, p in zip(node.inputs[0].shape, indices)])
+            found = [FIRST if s == 1 else p for s, p in zip(node.inputs[0].shape, indices)]
         elif node.op is ops.reshape:
             found = _through_reshape(node.inputs[0], node, indices)
-        return None if found is None else Place(node.inputs[0], found)
-
-    def down(self) -> Place | None:
-        """What any movement moves: slices, and concatenations where one part is met, too."""
-        node, indices = self
-        if node.op is ops.concatenate:
+        elif node.op is ops.slice_:
+            parts = zip(indices, node.attrs["start"], node.attrs["step"])
+            found = [AxisIndex(p.atoms, a + p.start * step, p.step * step) for p, a, step in parts]
+        elif node.op is ops.concatenate:
             return _through_concatenate(node, indices)
-        if node.op is not ops.slice_:
-            return self.moved()
-        parts = zip(indices, node.attrs["start"], node.attrs["step"])
-        found = [AxisIndex(p.atoms, a + p.start * step, p.step * step) for p, a, step in parts]
-        return Place(node.inputs[0], tuple(found))
+        return None if found is None else Place(node.inputs[0], tuple(found))
 
-    def strip(self) -> Place:
-        """The value under movement and casts between floats."""
-        node = self.node
+    def strip(self, exact: bool = False) -> Place:
+        """The value under movement and casts between floats; exact: those from 16 bits or more to
+        what holds all their values."""
+        node, found = self.node, self.down()
         if node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
-            found: Place | None = self.inputs[0]
-        else:
-            found = self.down()
-        return self if found is None else found.strip()
+            source = node.inputs[0].dtype
+            if not exact or (source.bits >= 16 and holds(node.dtype, source)):
+                found = self.inputs[0]
+        return self if found is None else found.strip(exact)
 
     def reads(self) -> list[Place]:
         """What movement and elementwise ops read."""
@@ -220,7 +218,7 @@ class Place(NamedTuple):
         return build.reshape(node, tuple([a.size if a in own else 1 for a in axes]))
 
 
-def _through_reshape(source: Node, node: Node, indices: Indices) -> Indices | None:
+def _through_reshape(source: Node, node: Node, indices: Indices) -> list[AxisIndex] | None:
     groups = axis_groups(source.shape, node.shape)
     if groups is None:
         return None
@@ -236,7 +234,7 @@ def _through_reshape(source: Node, node: Node, indices: Indices) -> Indices | No
             return None
         for axis, part in zip(old, parts):
             found[axis] = AxisIndex(part)
-    return tuple(found)
+    return found
 
 
 def _through_concatenate(node: Node, indices: Indices) -> Place | None:

@@ -19,11 +19,10 @@ from ..ir.block import Block, pure_block
 from ..ir.node import Node, is_shallow, located, topological, users, walk
 from ..ir.rewrite import Log, rebuild
 from . import ops
-from .axes import below
+from .axes import READ, below
 from .recognize_parts import Match
 from .recognize_scores import NoMatch
 
-READ = {op for op in ops.graph.ops.values() if op is not ops.dot and op.category != "control"}
 FAR = 128  # Nodes looked at below a dot before it is called something else
 
 

@@ -16,7 +16,7 @@ from ..ir.node import Node, is_shallow
 from ..ir.symbol import Size, coefficient
 from . import attention, build, ops
 from .attention_types import EXTRAS, LEAST_SCORE, Band, sizes, sum_dtype
-from .axes import FIRST, Axes, Place, flat, fresh, index_of, loops, size_of
+from .axes import FIRST, READ, Axes, Place, flat, fresh, index_of, loops, size_of
 from .recognize_mask import Condition, bands_of, meet, position, shows_all
 from .recognize_scores import NoMatch, Scores, Term, summed, terms, with_added
 from .recognize_softmax import Softmax
@@ -57,14 +57,11 @@ def refined(node: Node) -> Node:
     """An attention Node (or its backward) whose mask and bias became a band where they are one."""
     given = attention.extras_of(node)
     own = {n: x for n, x in given.items() if n in ("mask", "bias")}
-    if node.attrs.get("wanted") or "query_starts" in given:
-        return node
-    if not is_shallow(own.values(), set(ops.graph.ops.values()) - {ops.dot}):
-        return node
     every = fresh(sizes(node.inputs, node.attrs["orders"]).scores)
     b, h, i, j = (p.atoms for p in every)
-    if not j:
-        return node  # one key
+    stays = node.attrs.get("wanted") or "query_starts" in given or not j  # one key
+    if stays or not is_shallow(own.values(), READ):
+        return node
     scores = Scores(Term(1.0, Place(node, ())))
     for name, x in own.items():
         place = Place(x, tuple([FIRST if s == 1 else p for s, p in zip(x.shape, every)]))
@@ -114,16 +111,11 @@ def _seen(
     mean = bool(finite) and not shown
     if mean and all(h.added is not None for h in finite):
         if derived:
-            raise NoMatch(
-                "a finite number that hides keys is added to the scores, and may hide "
-                "all; use where, or -inf"
-            )
+            raise NoMatch("a finite number that is added may hide all keys; use where, or -inf")
         return _seen(axes, _as_added(scores), sinks)
-    if mean and (not alone or infinite or scores.added or any(h.added is not None for h in finite)):
-        raise NoMatch(
-            "beside what else is added or masked, a mask of a finite number "
-            "gives rows that see nothing other values; -inf does not"
-        )
+    in_place = all(h.number > -math.inf and h.added is None for h in scores.hidden)
+    if mean and not (alone and in_place and not scores.added):
+        raise NoMatch("a finite number hides keys beside what else hides or is added; use -inf")
     found = {"slopes": reduce(build.add, slopes)} if slopes else {}
     if bias:
         found["bias"] = axes.on_scores(summed(bias, axes.scores))

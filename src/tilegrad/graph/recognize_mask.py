@@ -199,6 +199,8 @@ def _always(number: Size, axes: Axes) -> bool:
 
 def _bounds(number: Size, axes: Axes) -> Band | None:
     """The band of key - query in which the number is <= 0, if it is made of that."""
+    if _always(number, axes):
+        return None, None
     factor = coefficient(number, axes.keys[-1].index)
     if not isinstance(factor, int) or not factor:
         return None
@@ -215,7 +217,7 @@ def bands_of(found: Sequence[Condition], axes: Axes) -> tuple[list[Band], list[C
     general: list[Condition] = []
     for part in [part for condition in found for part in conditions(condition)]:
         numbers = comparisons(part)
-        read = [_bounds(n, axes) for n in numbers or () if not _always(n, axes)]
+        read = [_bounds(n, axes) for n in numbers or ()]
         if numbers is None or None in read:
             general.append(part)
         else:

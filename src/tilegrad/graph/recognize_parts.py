@@ -17,12 +17,11 @@ from ..ir.node import Node
 from ..ir.symbol import Size
 from . import attention, build, ops
 from .attention_types import sum_dtype
-from .axes import Atom, Atoms, Axes, AxisIndex, Place, flat, fresh, loops, size_of, split
+from .axes import Atom, Atoms, Axes, AxisIndex, Place, flat, fresh, loops, size_of
 from .recognize_extras import extras_of
 from .recognize_mask import comparisons, conditions
 from .recognize_scores import NoMatch, Term, constant_factor, find_scores
 from .recognize_softmax import Softmax, find_softmax
-from .simplify import holds
 
 FLOATS = (float16, bfloat16, float32, float64)
 ORDERS = ("bhtd", "bthd", "hbtd", "thbd", "tbhd", "htbd")  # where one is empty, the first is meant
@@ -46,35 +45,24 @@ def operand(place: Place, scaled: bool = True) -> Term:
     """A side of a dot down to what it moves, widens and multiplies by a constant."""
     factor = 1.0
     while True:
+        place = place.strip(exact=True)
         found = constant_factor(place) if scaled else None
-        node = place.node
-        source = node.inputs[0] if node.op is ops.cast else node
-        if found is not None:
-            factor *= found.factor
-            below: Place | None = found.place
-        elif source is not node and source.dtype in FLOATS and holds(node.dtype, source.dtype):
-            below = place.inputs[0]
-        else:
-            below = place.moved()
-        if below is None:
+        if found is None:
             return Term(factor, place)
+        factor, place = factor * found.factor, found.place
+
+
+def from_above(root: Node, above: Sequence[Node]) -> tuple[Place, Atoms]:
+    """A dot, and the Atoms of its result in the order of the last that moves or casts it."""
+    last = [root, *above][-1]
+    place = Place(last, fresh(last.shape))
+    lies = place.atoms
+    for _ in above:
+        below = place.inputs[0] if place.op is ops.cast else place.down()
+        if below is None:
+            return from_above(root, ())
         place = below
-
-
-def _layouts(result: Place, above: Sequence[Node]) -> list[Atoms]:
-    """The order of the result's Atoms as it is moved, the last first."""
-    axes = [p.atoms for p in result.indices]
-    found = [result.atoms]
-    for node in above:
-        if node.op is ops.permute:
-            axes = [axes[a] for a in node.attrs["order"]]
-        elif node.op is ops.reshape:
-            parts = split([a for axis in axes for a in axis], node.shape)
-            if parts is None:
-                break
-            axes = parts
-        found.append(tuple([a for axis in axes for a in axis]))
-    return found[::-1]
+    return place, lies
 
 
 def _dtype(root: Node, last: DType, sides: Sequence[Term]) -> DType:
@@ -149,7 +137,8 @@ class Match:
     def __init__(
         self, root: Node, near: Sequence[int], above: Sequence[Node], derived: bool
     ) -> None:
-        self.root, self.derived = Place(root, fresh(root.shape)), derived
+        self.derived = derived
+        self.root, self.lies = from_above(root, above)
         self.last = next((n.dtype for n in above if n.op is ops.cast), root.dtype)
         sides, keys = operands(self.root)
         if not keys:
@@ -164,7 +153,6 @@ class Match:
             pair.reverse()
         self.q, self.k = (operand(x) for x in pair)
         self.v = operand(sides[1 - side], scaled=False)
-        self.layouts = _layouts(self.root, above)
         for place in (*self.scores.values, *[t.place for t in self.softmax.sinks]):
             place.depends()  # no Atom is split afterwards
         own = set(sides[side].atoms)
@@ -245,8 +233,8 @@ class Match:
             q = _row_scaled(q, order_q, axes, row, divides)
         extras = extras_of(axes, self.softmax, scores, self.derived)
         of_out = {**of_q, "d": axes.value_width}
-        orders = [order_of(flat(lies), of_out) for lies in self.layouts]
-        order = next(filter(None, orders), "bhtd")
+        orders = [order_of(lies, of_out) for lies in (flat(self.lies), self.root.atoms)]
+        order = orders[0] or orders[1] or "bhtd"
         scale = scores.dot.factor * self.q.factor * self.k.factor
         if scale < 0:
             q, scale = build.negative(q), -scale

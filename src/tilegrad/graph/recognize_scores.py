@@ -147,9 +147,7 @@ def _joined(scores: Scores) -> Scores:
             if low.added is not None and low.condition == high.condition and high.number == 0.0:
                 rest = [h for h in scores.hidden if h is not high and h is not low]
                 return _joined(replace(scores, hidden=(*rest, low._replace(added=None))))
-        raise NoMatch(
-            f"where a mask that depends on the key does not hold the score becomes {high.number:g}"
-        )
+        raise NoMatch(f"the score becomes {high.number:g} by a mask that depends on the key")
     return scores
 
 
@@ -199,9 +197,7 @@ def _scores(term: Term, keys: Atoms) -> Scores:
             raise NoMatch("something is added or masked before the softcap")
         dot = inner.dot._replace(factor=inner.dot.factor * factor)
         return replace(inner, dot=dot, softcap=abs(factor))
-    if op in (ops.multiply, ops.divide):
-        return _multiplied(place, factor, keys)
-    raise NoMatch(f"{op.name} stands between the dot and softmax")
+    return _multiplied(place, factor, keys)
 
 
 def _multiplied(place: Place, factor: float, keys: Atoms) -> Scores:
@@ -220,4 +216,4 @@ def _multiplied(place: Place, factor: float, keys: Atoms) -> Scores:
         if mask is None or {mask.then, mask.otherwise} != {0, 1}:
             raise NoMatch("the scale depends on the key")
         return inner.hiding(mask.condition._replace(truth=mask.then == 1), 0.0)
-    raise NoMatch("no dot of queries and keys below softmax")
+    raise NoMatch(f"{place.op.name} stands between the dot and softmax")
