@@ -35,9 +35,8 @@ class Extras(NamedTuple):
 def extras_of(axes: Axes, softmax: Softmax, scores: Scores, derived: bool) -> Extras:
     """What an attention reads beside q, k and v."""
     alone = not softmax.sinks and softmax.bits is None
-    more, band, mean, _ = _seen(axes, scores, bool(softmax.sinks), alone, derived)
-    if "bias" in more and not softmax.sinks and ops.is_constant(more["bias"]):
-        del more["bias"]  # what all keys share changes nothing
+    found = _seen(axes, scores, bool(softmax.sinks), alone, derived)
+    more = found.more
     if softmax.sinks:
         sinks = _by_head(summed(softmax.sinks, axes.scores), axes)
         if sinks is None:
@@ -48,9 +47,7 @@ def extras_of(axes: Axes, softmax: Softmax, scores: Scores, derived: bool) -> Ex
         if bits.atoms != axes.scores or not bits.full:
             raise NoMatch("the random bits of dropout lie in another order than the scores")
         more["key"], more["offset"] = bits.node.inputs
-    shown = shows_all(band, axes)
-    bare = not mean and ("mask" in more or "bias" in more or not shown)
-    return Extras(more, band, mean, bare and not softmax.guarded and not softmax.sinks)
+    return found._replace(bare=found.bare and not softmax.guarded and not softmax.sinks)
 
 
 def refined(node: Node) -> Node:
@@ -107,8 +104,8 @@ def _seen(
     by_term = [(_slope(term, axes, band, sinks), term) for term in scores.added]
     slopes = [slope for slope, _ in by_term if slope is not None]
     bias = [term for slope, term in by_term if slope is None]
-    shown = shows_all(band, axes) and not other and not masks and not bias
-    mean = bool(finite) and not shown
+    shown = shows_all(band, axes)
+    mean = bool(finite and (not shown or other or masks or bias))
     if mean and all(h.added is not None for h in finite):
         if derived:
             raise NoMatch("a finite number that is added may hide all keys; use where, or -inf")
@@ -117,13 +114,15 @@ def _seen(
     if mean and not (alone and in_place and not scores.added):
         raise NoMatch("a finite number hides keys beside what else hides or is added; use -inf")
     found = {"slopes": reduce(build.add, slopes)} if slopes else {}
-    if bias:
-        found["bias"] = axes.on_scores(summed(bias, axes.scores))
+    value = axes.on_scores(summed(bias, axes.scores)) if bias else None
+    if value is not None and (sinks or not ops.is_constant(value)):
+        found["bias"] = value  # without sinks, what all keys share changes nothing
     if masks or other:
         values = [(place.on_atoms(axes.scores), truth) for place, truth in (*masks, *other)]
         every = [value if truth else ops.bit_not(value) for value, truth in values]
         found["mask"] = axes.on_scores(reduce(attention.and_masks, every))
-    return Extras(found, band, mean)
+    bare = not mean and ("mask" in found or "bias" in found or not shown)
+    return Extras(found, band, mean, bare)
 
 
 def _as_added(scores: Scores) -> Scores:
@@ -154,10 +153,8 @@ def _slope(term: Term, axes: Axes, band: Band, sinks: bool) -> Node | None:
     factor = None if line is None else coefficient(line, axes.keys[-1].index)
     if line is None or not isinstance(factor, int) or not factor:
         return None
-    rest = line - factor * index_of(axes.keys)
-    if loops(rest) - {a.index for a in axes.queries}:
-        return None
-    if sinks and line != axes.difference * factor:
+    rest = loops(line - factor * index_of(axes.keys))
+    if rest - {a.index for a in axes.queries} or (sinks and line != axes.difference * factor):
         return None
     wide = sum_dtype(term.place.node.dtype)
     value = build.full((1,) * len(axes.scores), term.factor * factor, wide)

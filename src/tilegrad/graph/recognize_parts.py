@@ -68,9 +68,8 @@ def from_above(root: Node, above: Sequence[Node]) -> tuple[Place, Atoms]:
 def _dtype(root: Node, last: DType, sides: Sequence[Term]) -> DType:
     """The dtype of the attention: a narrow one where all sides have it and the result gets it."""
     own = [x.place.node.dtype for x in sides]
-    if all(d is last for d in own) and last in FLOATS:
-        return last
-    found = reduce(promote, own, root.dtype)
+    narrow = last in FLOATS and all(d is last for d in own)
+    found = last if narrow else reduce(promote, own, root.dtype)
     if found not in FLOATS:
         raise NoMatch(f"the result is {found}")
     return found
