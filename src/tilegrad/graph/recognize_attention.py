@@ -101,7 +101,7 @@ def _matched(
     """The attention that a dot is the last of; NoMatch where it is of none."""
     if not is_shallow([root.inputs[side] for side in near], READ):
         raise NoMatch("the scores are computed by very many ops in a row", quiet=True)
-    match = Match(root, near, _above(root, reads, ends), derived)
+    match = Match(root, near, _top(root, reads, ends), derived)
     made, dot = match.built(), match.scores.dot.place.node
     # A Node is younger than its inputs: nothing younger than the last dot is on the way to it, and
     # nothing older than the scores is computed from them.
@@ -113,14 +113,13 @@ def _matched(
     return made
 
 
-def _above(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> list[Node]:
-    """The movement and the narrowing that follow the dot at once, each the only use."""
-    above: list[Node] = []
-    node = root
-    while node not in ends and len(reads.get(node, ())) == 1:
-        (node,) = reads[node]
+def _top(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> Node:
+    """The last movement or narrowing that follows the dot at once, each the only use."""
+    top = root
+    while top not in ends and len(reads.get(top, ())) == 1:
+        (node,) = reads[top]
         narrows = node.op is ops.cast and node.dtype in (float16, bfloat16)
         if not narrows and node.op not in (ops.permute, ops.reshape):
             break
-        above.append(node)
-    return above
+        top = node
+    return top

@@ -236,9 +236,6 @@ def shows_all(band: Band, axes: Axes) -> bool:
     """Whether the bounds prove that every query sees at least one key."""
     least, most = band
     queries, keys = size_of(axes.queries), size_of(axes.keys)
-    return (
-        low(keys) >= 1
-        and (most is None or low(most) >= 0)
-        and (least is None or low(keys - queries - least) >= 0)
-        and (least is None or most is None or low(most - least) >= 0)
-    )
+    first = -queries if least is None else least
+    last = keys if most is None else most
+    return all(low(x) >= 0 for x in (keys - 1, last, keys - queries - first, last - first))

@@ -20,7 +20,7 @@ from .attention_types import sum_dtype
 from .axes import Atom, Atoms, Axes, AxisIndex, Place, flat, fresh, loops, size_of
 from .recognize_extras import extras_of
 from .recognize_mask import comparisons, conditions
-from .recognize_scores import NoMatch, Term, constant_factor, find_scores
+from .recognize_scores import NoMatch, Term, find_scores, unscaled
 from .recognize_softmax import Softmax, find_softmax
 
 FLOATS = (float16, bfloat16, float32, float64)
@@ -41,26 +41,14 @@ def operands(dot: Place) -> tuple[list[Place], Atoms]:
     return sides, tuple([a for p in inner for a in p.atoms])
 
 
-def operand(place: Place, scaled: bool = True) -> Term:
-    """A side of a dot down to what it moves, widens and multiplies by a constant."""
-    factor = 1.0
-    while True:
-        place = place.strip(exact=True)
-        found = constant_factor(place) if scaled else None
-        if found is None:
-            return Term(factor, place)
-        factor, place = factor * found.factor, found.place
-
-
-def from_above(root: Node, above: Sequence[Node]) -> tuple[Place, Atoms]:
+def below_top(root: Node, top: Node) -> tuple[Place, Atoms]:
     """A dot, and the Atoms of its result in the order of the last that moves or casts it."""
-    last = [root, *above][-1]
-    place = Place(last, fresh(last.shape))
+    place = Place(top, fresh(top.shape))
     lies = place.atoms
-    for _ in above:
+    while place.node is not root:
         below = place.inputs[0] if place.op is ops.cast else place.down()
         if below is None:
-            return from_above(root, ())
+            return below_top(root, root)
         place = below
     return place, lies
 
@@ -130,15 +118,12 @@ def _probabilities(sides: Sequence[Place], near: Sequence[int], keys: Atoms) -> 
 
 class Match:
     """An attention that ends in a dot: its parts, which axes are what, the Node; NoMatch where
-    there is none. `near` are the sides of the dot that may be a softmax, `above` is how the result
-    is moved and cast; what is `derived` afterwards has its derivatives."""
+    there is none. `near` are the sides of the dot that may be a softmax, `top` is the result
+    after movement and casts; what is `derived` afterwards has its derivatives."""
 
-    def __init__(
-        self, root: Node, near: Sequence[int], above: Sequence[Node], derived: bool
-    ) -> None:
-        self.derived = derived
-        self.root, self.lies = from_above(root, above)
-        self.last = next((n.dtype for n in above if n.op is ops.cast), root.dtype)
+    def __init__(self, root: Node, near: Sequence[int], top: Node, derived: bool) -> None:
+        self.derived, self.last = derived, top.dtype
+        self.root, self.lies = below_top(root, top)
         sides, keys = operands(self.root)
         if not keys:
             raise NoMatch("there is one key only")
@@ -150,8 +135,8 @@ class Match:
         pair, widths = operands(dot)
         if set(flat(keys)) & set(pair[0].atoms):
             pair.reverse()
-        self.q, self.k = (operand(x) for x in pair)
-        self.v = operand(sides[1 - side], scaled=False)
+        self.q, self.k = (unscaled(x, exact=True) for x in pair)
+        self.v = Term(1.0, sides[1 - side].strip(exact=True))
         for place in (*self.scores.values, *[t.place for t in self.softmax.sinks]):
             place.depends()  # no Atom is split afterwards
         own = set(sides[side].atoms)

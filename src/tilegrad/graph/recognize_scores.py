@@ -75,6 +75,16 @@ def constant_factor(place: Place) -> Term | None:
     return None
 
 
+def unscaled(place: Place, exact: bool = False) -> Term:
+    """A value through movement, casts (see `Place.strip`) and constant factors."""
+    place = place.strip(exact)
+    found = constant_factor(place)
+    if found is None:
+        return Term(1.0, place)
+    inner = unscaled(found.place, exact)
+    return inner._replace(factor=found.factor * inner.factor)
+
+
 def summed(found: Sequence[Term], axes: Atoms) -> Node:
     """The sum of terms with one axis for each Atom (see `on_atoms`)."""
     values = [(t.place.on_atoms(axes), t.factor) for t in found]

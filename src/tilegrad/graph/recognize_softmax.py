@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ir.types import product
 from . import build, ops
-from .axes import FIRST, Atoms, AxisIndex, Place, flat, size_of, split
+from .axes import Atoms, AxisIndex, Place, flat, size_of, split
 from .recognize_mask import known
-from .recognize_scores import NoMatch, Term, constant_factor, pairs, terms
+from .recognize_scores import NoMatch, Term, pairs, terms, unscaled
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,11 @@ def find_softmax(place: Place, keys: Atoms) -> Softmax:
 
 def _kept(place: Place) -> tuple[Place, float, Place | None]:
     """Probabilities before dropout, its rate and its bits."""
-    gain, rate, bits = 1.0, 0.0, None
-    while True:
-        place = place.strip()
-        scaled, dropped = constant_factor(place), _dropped(place)
-        if scaled is not None:
-            gain, place = gain * scaled.factor, scaled.place
-        elif dropped is not None and bits is None:
-            place, rate, bits = dropped
-        else:
-            break
-    if not math.isclose(gain, 1.0 / (1.0 - rate), rel_tol=4e-3 if rate else 1e-6):
-        raise NoMatch(f"the probabilities are multiplied by {gain:g} after softmax")
+    gain, place = unscaled(place)
+    place, rate, bits = _dropped(place) or (place, 0.0, None)
+    factor, place = unscaled(place)
+    if not math.isclose(gain * factor, 1.0 / (1.0 - rate), rel_tol=4e-3 if rate else 1e-6):
+        raise NoMatch(f"the probabilities are multiplied by {gain * factor:g} after softmax")
     return place, rate, bits
 
 
@@ -77,10 +70,9 @@ def _dropped(place: Place) -> tuple[Place, float, Place] | None:
     test = keep.strip()
     if known(zero) != 0 or test.op is not ops.less:
         return None
-    rate, scaled = known(test.inputs[0]), constant_factor(test.inputs[1].strip())
-    if rate is None or scaled is None or scaled.factor != 2.0**-24 or not 0.0 < rate < 1.0:
+    rate, (factor, top) = known(test.inputs[0]), unscaled(test.inputs[1])
+    if rate is None or factor != 2.0**-24 or not 0.0 < rate < 1.0:
         return None
-    top = scaled.place.strip()
     while top.op is ops.cast:
         top = top.inputs[0].strip()
     if top.op is not ops.shift_right or known(top.inputs[1]) != 8:
@@ -137,32 +129,22 @@ def _unguarded(divisor: Place) -> Place:
 
 def _column(total: Place, keys: Atoms, found: list[Term]) -> list[Term]:
     """What is summed beside the keys, if that is what is divided at the keys."""
-    for here, column in _at_keys(total, keys):
-        if Counter(_settled(_logarithm(here))) == Counter(_settled(found)):
-            return [] if column is None else _logarithm(column)
-    raise NoMatch("the divisor sums something else than what is divided")
-
-
-def _at_keys(total: Place, keys: Atoms) -> Iterator[tuple[Place, Place | None]]:
-    """What is summed at the keys, and at the one column that is no key."""
     axes, source = sorted(total.node.attrs["axes"]), total.node.inputs[0]
 
-    def at(found: Sequence[AxisIndex]) -> Place:
+    def at(found: Sequence[AxisIndex]) -> list[Term]:
         summed, rest = iter(found), iter(total.indices)
         indices = [next(summed if a in axes else rest) for a in range(len(source.shape))]
-        return Place(source, tuple(indices)).strip()
+        return _logarithm(Place(source, tuple(indices)).strip())
 
-    sizes = [source.shape[a] for a in axes]
-    count = size_of(keys)
-    if product(tuple(sizes)) == count:
-        parts = split(keys, sizes)
-        if parts is not None:
-            yield at([AxisIndex(p) for p in parts]), None
-    elif sizes == [count + 1]:
-        yield at([AxisIndex(keys)]), at([AxisIndex((), count)])
-        yield at([AxisIndex(keys, 1)]), at([FIRST])
-    else:
-        raise NoMatch("the softmax is over more than the keys and one column")
+    sizes, count = [source.shape[a] for a in axes], size_of(keys)
+    parts = split(keys, sizes) if product(tuple(sizes)) == count else None
+    if parts is not None and _alike(at([AxisIndex(p) for p in parts]), found):
+        return []
+    if sizes == [count + 1]:  # the column is the last, or the first
+        for start, column in ((0, count), (1, 0)):
+            if _alike(at([AxisIndex(keys, start)]), found):
+                return at([AxisIndex((), column)])
+    raise NoMatch("the divisor sums something else than what is divided and one column")
 
 
 def _logarithm(place: Place) -> list[Term]:
@@ -171,7 +153,7 @@ def _logarithm(place: Place) -> list[Term]:
         return terms(place.inputs[0])
     value = known(place)
     if value is None or not value > 0:
-        raise NoMatch("the divisor sums something else than what is divided")
+        raise NoMatch("the divisor sums what is no exp")
     return [Term(1.0, Place(build.constant(math.log(value), place.node.dtype), ()))]
 
 
@@ -184,6 +166,10 @@ def _settled(found: list[Term]) -> list[Term]:
         Term(factor, Place(node, tuple([p._replace(atoms=flat(p.atoms)) for p in indices])))
         for factor, (node, indices) in found
     ]
+
+
+def _alike(a: list[Term], b: list[Term]) -> bool:
+    return Counter(_settled(a)) == Counter(_settled(b))
 
 
 def _unshifted(scores: list[Term], sinks: list[Term], keys: Atoms) -> tuple[list[Term], list[Term]]:
