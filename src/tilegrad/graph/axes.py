@@ -157,12 +157,16 @@ class Place(NamedTuple):
     def strip(self, exact: bool = False) -> Place:
         """The value under movement and casts between floats; exact: those from 16 bits or more to
         what holds all their values."""
-        node, found = self.node, self.down()
-        if node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
-            source = node.inputs[0].dtype
-            if not exact or (source.bits >= 16 and holds(node.dtype, source)):
-                found = self.inputs[0]
-        return self if found is None else found.strip(exact)
+        place, found = self, self.down()
+        while True:
+            node = place.node
+            if node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
+                source = node.inputs[0].dtype
+                if not exact or (source.bits >= 16 and holds(node.dtype, source)):
+                    found = place.inputs[0]
+            if found is None:
+                return place
+            place, found = found, found.down()
 
     def reads(self) -> list[Place]:
         """What movement and elementwise ops read."""
