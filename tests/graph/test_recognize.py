@@ -9,6 +9,7 @@ from rule_examples import agree, fires, given
 
 from tilegrad.core.dtype import bfloat16, bool_, float16, float32, float64, int8, int32
 from tilegrad.graph import build, ops
+from tilegrad.graph.attention import attention
 from tilegrad.graph.recognize import RECOGNIZE
 from tilegrad.graph.simplify import SIMPLIFY
 from tilegrad.ir.node import topological
@@ -47,6 +48,13 @@ EXAMPLES = {
     ),
     "dot_moved_left": lambda: build.matmul(moved((1, 0), 4, 3), f(4, 5)),
     "dot_moved_right": lambda: build.matmul(f(3, 4), moved((1, 0), 5, 4)),
+    "band of attention": lambda: attention(
+        f(1, 1, 3, 4),
+        f(1, 1, 3, 4),
+        f(1, 1, 3, 4),
+        {"mask": build.less_equal(*[build.iota_along((1, 1, 3, 3), axis) for axis in (3, 2)])},
+        scale=1.0,
+    )[0],
 }
 
 FOUND = {

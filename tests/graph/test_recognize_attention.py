@@ -156,6 +156,11 @@ def packed(g):
     return (softmax(q @ turned(k) / 8) @ v).transpose(1, 2).reshape(B, Q, H * D)
 
 
+def unbound(g):
+    q, k, v = t(B, Q, 3, H, D).permute(2, 0, 3, 1, 4)
+    return (softmax(q @ turned(k) / 8) @ v).transpose(1, 2).reshape(B, Q, H * D)
+
+
 def subsequent(mask):
     """torch's generate_square_subsequent_mask, as it was."""
     return mask.masked_fill(mask == 0, -INF).masked_fill(mask == 1, 0.0)
@@ -254,6 +259,7 @@ ORDERS = {
         ("bthd",) * 4,
     ),
     "packed": (packed, ("bthd",) * 4),
+    "packed and unbound": (unbound, ("bthd",) * 4),
     "result turned": (
         lambda g: (softmax(g.x) @ g.v).transpose(1, 2).reshape(B, Q, H * D),
         ("bhtd", "bhtd", "bhtd", "bthd"),

@@ -7,6 +7,7 @@ Runs after recognition, which may have found it in ordinary ops. Invariant: each
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from ..core.target import Target
 from ..graph import attention, ops
@@ -21,18 +22,18 @@ def expand_attention(
     arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
 ) -> list[Node]:
     """The pass."""
-    done: dict[Node, list[Node] | str] = {}
+
+    @cache
+    def written_out(node: Node) -> list[Node]:
+        reason = why_not(node, target)
+        if not reason:
+            return []
+        log.count(f"{node.op.name} ({reason})")
+        return attention.decompose(node)
 
     def expand(m: Match) -> Node | None:
-        node = m.x
-        if node not in done:
-            reason = why_not(node, target)
-            done[node] = attention.decompose(node) if reason else ""
-            if reason:
-                name = f"{node.op.name} ({reason})"
-                log.fired[name] = log.fired.get(name, 0) + 1
-        found = done[node]
-        return found[m.root.attrs["index"]] if isinstance(found, list) else None
+        found = written_out(m.x)
+        return found[m.root.attrs["index"]] if found else None
 
     whole = any_("x", ops=(ops.attention, ops.attention_backward))
     found = Rule("expand", of(ops.get, whole), expand)

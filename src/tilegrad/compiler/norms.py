@@ -171,5 +171,5 @@ def norms_behind_products(
         norm = node.inputs[0]
         if norm not in results and all(_reads_rows(r, norm) for r in readers[norm]):
             done[node] = _behind(done[node], target.cores if target else 1)
-            log.fired[RULE] = log.fired.get(RULE, 0) + 1
+            log.count(RULE)
     return [done[r] for r in results]

@@ -49,7 +49,7 @@ def find_routing(
         if node.op is ops.group_rows:
             with located(node.location):
                 routed = around.routed(node, target)
-            log.fired["route"] = log.fired.get("route", 0) + bool(routed)
+            log.count("route", bool(routed))
             found |= routed
     done: dict[Node, Node] = {}
     for node in order if found else ():

@@ -49,7 +49,7 @@ class _Sharing:
                 continue
             key = (node.op, inputs, *[block_key(b) for b in node.blocks], _attrs(node))
             if key in known:
-                self.log.fired[NAME] = self.log.fired.get(NAME, 0) + 1
+                self.log.count(NAME)
             else:
                 blocks = tuple([self.own(b) for b in node.blocks])
                 same = inputs == node.inputs and blocks == node.blocks
@@ -142,7 +142,7 @@ def share_scans(
                 if items is not None:
                     chosen[small] = (large, items)
     if chosen:
-        log.fired[REPEATED] = log.fired.get(REPEATED, 0) + len(chosen)
+        log.count(REPEATED, len(chosen))
     return _read_from(results, chosen) if chosen else list(results)
 
 

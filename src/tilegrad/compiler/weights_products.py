@@ -391,7 +391,7 @@ class Weights:
         return self._taken(raw, build.iota(shape.rows, int32), shape)
 
     def _count(self, name: str) -> None:
-        self.log.fired[name] = self.log.fired.get(name, 0) + 1
+        self.log.count(name)
 
 
 def _around(norm: RowNorm | None, **more: Any) -> Around:

@@ -1,39 +1,73 @@
 """Where the axes of a value lie in a larger one: values followed through movement.
 
-Each axis of the value one starts from is an Atom. Going down through permutes, reshapes,
-expands, slices and concatenations, every axis of what is met has an AxisIndex: the Atoms it
-counts, row-major, with a start and a step. A reshape may ask for an Atom in parts; then it is
-split, and everybody who holds it sees the parts (`flat`).
-Invariant: the value of a Node at its Indices is the value one started from, at every index.
+Each axis of the value one starts from is an Atom. A Place is a Node read at Indices: every axis has
+an AxisIndex, the Atoms it counts, row-major, with a start and a step. Going down through permutes,
+reshapes, expands, slices and concatenations leads from Place to Place. A reshape may ask for an
+Atom in parts; then it is split, and everybody who holds it sees the parts (`flat`).
+Invariant: the value of every Place is the value one started from, at every index.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import count
 from typing import NamedTuple
 
 from ..core.errors import InternalError
-from ..ir.node import Node
-from ..ir.symbol import Size, floor_divide, low
+from ..ir.node import Node, Op, walk
+from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, named
 from ..ir.types import product
 from . import build, ops
 from .movement import axis_groups
+from .simplify import holds
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
+# what Places may lie under, if that is shallow
+READ = {op for op in ops.graph.ops.values() if op is not ops.dot and op.category != "control"}
+_number = count()
 
 
 class Atom:
-    """An index 0..size-1; `parts` are the outer and the inner one where it was split."""
+    """An axis: its size and its `index` 0..size-1 as a number; `parts` are the outer and the inner
+    one where it was split."""
 
-    __slots__ = ("parts", "size")
+    __slots__ = ("index", "parts", "size")
 
     def __init__(self, size: Size) -> None:
         self.size = size
+        self.index = named("loop", f"atom{next(_number)}", 0, max(1, high(size) - 1))
         self.parts: tuple[Atom, Atom] | None = None
 
 
 Atoms = tuple[Atom, ...]
+
+
+def flat(atoms: Iterable[Atom]) -> Atoms:
+    """The Atoms with those that were split replaced by their parts."""
+    found: list[Atom] = []
+    for atom in atoms:
+        found.extend((atom,) if atom.parts is None else flat(atom.parts))
+    return tuple(found)
+
+
+def size_of(atoms: Sequence[Atom]) -> Size:
+    """How many indices the Atoms have together."""
+    return product(tuple(a.size for a in atoms))
+
+
+def index_of(atoms: Iterable[Atom]) -> Size:
+    """The row-major index of the Atoms as a number."""
+    total: Size = 0
+    for atom in flat(atoms):
+        total = total * atom.size + atom.index
+    return total
+
+
+def loops(value: Size) -> set[Expr]:
+    """The indices of Atoms that a number changes with."""
+    return set() if isinstance(value, int) else {x for x in atoms(value) if x.kind == "loop"}
 
 
 class AxisIndex(NamedTuple):
@@ -43,32 +77,13 @@ class AxisIndex(NamedTuple):
     start: Size = 0
     step: int = 1
 
-    @property
-    def plain(self) -> bool:
-        """Whether the index is just that of the Atoms."""
-        return self.start == 0 and self.step == 1
+    def covers(self, size: Size) -> bool:
+        """Whether the Atoms alone index an axis of some size."""
+        return self.start == 0 and self.step == 1 and size_of(self.atoms) == size
 
 
 Indices = tuple[AxisIndex, ...]
 FIRST = AxisIndex()
-
-
-def flat(atoms: Sequence[Atom]) -> Atoms:
-    """The Atoms with those that were split replaced by their parts."""
-    found: list[Atom] = []
-    for atom in atoms:
-        found.extend((atom,) if atom.parts is None else flat(atom.parts))
-    return tuple(found)
-
-
-def atoms_of(indices: Indices) -> Atoms:
-    """The Atoms of all Indices, in order."""
-    return flat([a for p in indices for a in p.atoms])
-
-
-def size_of(atoms: Sequence[Atom]) -> Size:
-    """How many indices the Atoms have together."""
-    return product(tuple(a.size for a in atoms))
 
 
 def fresh(shape: Sequence[Size]) -> Indices:
@@ -76,50 +91,138 @@ def fresh(shape: Sequence[Size]) -> Indices:
     return tuple([FIRST if s == 1 else AxisIndex((Atom(s),)) for s in shape])
 
 
-def full(node: Node, indices: Indices) -> bool:
-    """Whether every axis is covered by Atoms of its own, each once."""
-    atoms = atoms_of(indices)
-    return len(set(atoms)) == len(atoms) and all(
-        p.plain and size_of(p.atoms) == s for p, s in zip(indices, node.shape)
-    )
+def below(value: Node, most: int | None = None) -> list[Node]:
+    """What elementwise ops and movement lead down to, the nearest first; no conditions."""
+    seen: dict[Node, None] = {}
+    waiting = deque([value])
+    while waiting and len(seen) != most:
+        node = waiting.popleft()
+        if node in seen:
+            continue
+        seen[node] = None
+        if node.op.category in ("unary", "binary", "ternary", "movement"):
+            waiting.extend(node.inputs[1:] if node.op is ops.where else node.inputs)
+    return list(seen)
 
 
-# ---- going down -----------------------------------------------------------------------------
+class Place(NamedTuple):
+    """A Node at the Indices of its axes."""
 
+    node: Node
+    indices: Indices
 
-def moved(node: Node, indices: Indices) -> tuple[Node, Indices] | None:
-    """What a permute, expand or reshape moves, with its Indices."""
-    op = node.op
-    if op is ops.permute:
-        order = node.attrs["order"]
-        source = node.inputs[0]
-        return source, tuple([indices[order.index(a)] for a in range(len(order))])
-    if op is ops.expand:
-        source = node.inputs[0]
-        pairs = zip(source.shape, node.shape, indices)
-        return source, tuple([FIRST if a == 1 and b != 1 else p for a, b, p in pairs])
-    if op is ops.reshape:
-        found = _through_reshape(node.inputs[0], node, indices)
-        return None if found is None else (node.inputs[0], found)
-    return None
+    @property
+    def op(self) -> Op:
+        """The op of the Node."""
+        return self.node.op
 
+    @property
+    def inputs(self) -> list[Place]:
+        """What an elementwise op reads."""
+        return [Place(i, self.indices) for i in self.node.inputs]
 
-def down(node: Node, indices: Indices) -> tuple[Node, Indices] | None:
-    """What any movement moves: slices, and concatenations where one part is met, too."""
-    if node.op is ops.slice_:
-        a = node.attrs
-        return node.inputs[0], tuple(
-            [
-                AxisIndex(p.atoms, start + p.start * step, p.step * step)
-                for p, start, step in zip(indices, a["start"], a["step"])
-            ]
+    @property
+    def atoms(self) -> Atoms:
+        """The Atoms of all axes, in order."""
+        return flat([a for p in self.indices for a in p.atoms])
+
+    @property
+    def full(self) -> bool:
+        """Whether every axis is covered by Atoms of its own, each once."""
+        atoms = self.atoms
+        return len(set(atoms)) == len(atoms) and all(
+            p.covers(s) for p, s in zip(self.indices, self.node.shape)
         )
-    if node.op is ops.concatenate:
-        return _through_concatenate(node, indices)
-    return moved(node, indices)
+
+    # ---- going down -------------------------------------------------------------------------
+
+    def down(self) -> Place | None:
+        """What movement moves; of a concatenation where one part is met."""
+        node, indices = self
+        found: Sequence[AxisIndex] | None = None
+        if node.op is ops.permute:
+            order = node.attrs["order"]
+            found = [indices[order.index(a)] for a in range(len(order))]
+        elif node.op is ops.expand:
+            found = [FIRST if s == 1 else p for s, p in zip(node.inputs[0].shape, indices)]
+        elif node.op is ops.reshape:
+            found = _through_reshape(node.inputs[0], node, indices)
+        elif node.op is ops.slice_:
+            parts = zip(indices, node.attrs["start"], node.attrs["step"])
+            found = [AxisIndex(p.atoms, a + p.start * step, p.step * step) for p, a, step in parts]
+        elif node.op is ops.concatenate:
+            return _through_concatenate(node, indices)
+        return None if found is None else Place(node.inputs[0], tuple(found))
+
+    def strip(self, exact: bool = False) -> Place:
+        """The value under movement and casts between floats; exact: those from 16 bits or more to
+        what holds all their values."""
+        place, found = self, self.down()
+        while True:
+            node = place.node
+            if node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
+                source = node.inputs[0].dtype
+                if not exact or (source.bits >= 16 and holds(node.dtype, source)):
+                    found = place.inputs[0]
+            if found is None:
+                return place
+            place, found = found, found.down()
+
+    def reads(self) -> list[Place]:
+        """What movement and elementwise ops read."""
+        found = self.down()
+        if found is not None:
+            return [found]
+        return self.inputs if self.op.category in ELEMENTWISE else []
+
+    def depends(self) -> frozenset[Atom]:
+        """The Atoms it changes with, as far as elementwise ops and movement show it."""
+        every = list(walk([self], Place.reads))
+        return frozenset(flat([a for p in every if not p.reads() for a in p.atoms]))
+
+    def changes_with(self, atoms: Atoms) -> bool:
+        """Whether it changes with any of the Atoms."""
+        return not self.depends().isdisjoint(flat(atoms))
+
+    # ---- as a value of its own --------------------------------------------------------------
+
+    def on_atoms(self, axes: Atoms) -> Node:
+        """The value with one axis for each Atom, of size 1 where it does not depend on it.
+
+        Elementwise ops are computed on the small side where that drops an axis.
+        """
+
+        @cache
+        def visit(place: Place) -> Node:
+            found = place.down()
+            if found is not None:
+                return visit(found)
+            op = place.op
+            if op.category not in ELEMENTWISE or (
+                place.full and place.depends() == set(place.atoms)
+            ):
+                return place.on_leaf(axes)
+            inputs = [visit(i) for i in place.inputs]
+            shape = build.broadcast_shapes(op.name, *[i.shape for i in inputs])
+            return op.make(tuple([build.expand(i, shape) for i in inputs]), place.node.attrs)
+
+        return visit(self)
+
+    def on_leaf(self, axes: Atoms) -> Node:
+        """The Node itself with one axis for each Atom, of size 1 where it has none."""
+        node, own = self.node, self.atoms
+        if len(set(own)) != len(own) or not set(own) <= set(axes):
+            raise InternalError("graph.axes", f"{node!r} has an axis twice, or one not asked for")
+        for axis, p in enumerate(self.indices):
+            if not p.covers(node.shape[axis]):
+                stop = p.start + (size_of(p.atoms) - 1) * p.step + 1
+                node = build.slice_axis(node, axis, p.start, stop, p.step)
+        node = build.reshape(node, tuple([a.size for a in own]))
+        node = build.permute(node, [own.index(a) for a in axes if a in own])
+        return build.reshape(node, tuple([a.size if a in own else 1 for a in axes]))
 
 
-def _through_reshape(source: Node, node: Node, indices: Indices) -> Indices | None:
+def _through_reshape(source: Node, node: Node, indices: Indices) -> list[AxisIndex] | None:
     groups = axis_groups(source.shape, node.shape)
     if groups is None:
         return None
@@ -128,33 +231,30 @@ def _through_reshape(source: Node, node: Node, indices: Indices) -> Indices | No
         if len(old) == len(new) == 1:
             found[old[0]] = indices[new[0]]
             continue
-        if any(not indices[a].plain or size_of(indices[a].atoms) != node.shape[a] for a in new):
+        if not all(indices[a].covers(node.shape[a]) for a in new):
             return None
-        atoms = flat([x for a in new for x in indices[a].atoms])
-        parts = split(atoms, [source.shape[a] for a in old])
+        parts = split([x for a in new for x in indices[a].atoms], [source.shape[a] for a in old])
         if parts is None:
             return None
         for axis, part in zip(old, parts):
             found[axis] = AxisIndex(part)
-    return tuple(found)
+    return found
 
 
-def _through_concatenate(node: Node, indices: Indices) -> tuple[Node, Indices] | None:
+def _through_concatenate(node: Node, indices: Indices) -> Place | None:
     axis = node.attrs["axis"]
     index = indices[axis]
     last = (size_of(index.atoms) - 1) * index.step
-    offset: Size = 0
+    start = index.start
     for part in node.inputs:
-        start = index.start - offset
-        rest = part.shape[axis] - start - last
-        if low(start) >= 0 and low(rest) >= 1:
-            inside = AxisIndex(index.atoms, start, index.step)
-            return part, (*indices[:axis], inside, *indices[axis + 1 :])
-        offset = offset + part.shape[axis]
+        size = part.shape[axis]
+        if low(start) >= 0 and low(size - start - last) >= 1:
+            return Place(part, (*indices[:axis], index._replace(start=start), *indices[axis + 1 :]))
+        start = start - size
     return None
 
 
-def split(atoms: Sequence[Atom], sizes: Sequence[Size]) -> list[Atoms] | None:
+def split(atoms: Iterable[Atom], sizes: Sequence[Size]) -> list[Atoms] | None:
     """The Atoms cut into runs of these sizes, splitting some where that is needed."""
     rest = list(flat(atoms))
     found: list[Atoms] = []
@@ -182,115 +282,42 @@ def _divides(a: Size, b: Size) -> bool:
     return a == b or (a != 0 and floor_divide(b, a) * a == b)
 
 
-# ---- what a value depends on ----------------------------------------------------------------
+# ---- the axes of attention ------------------------------------------------------------------
 
 
-def below(values: Iterable[Node], most: int | None = None) -> list[Node]:
-    """What elementwise ops and movement lead down to, the nearest first; no conditions."""
-    seen: dict[Node, None] = {}
-    waiting = deque(values)
-    while waiting and len(seen) != most:
-        node = waiting.popleft()
-        if node in seen:
-            continue
-        seen[node] = None
-        if node.op.category in ("unary", "binary", "ternary", "movement"):
-            waiting.extend(node.inputs[1:] if node.op is ops.where else node.inputs)
-    return list(seen)
+class Axes(NamedTuple):
+    """Which Atoms are what: batch, key heads, heads of a group, queries, keys, widths."""
 
+    batch: Atoms
+    key_heads: Atoms
+    group: Atoms
+    queries: Atoms
+    keys: Atoms
+    width: Atoms = ()
+    value_width: Atoms = ()
 
-def strip(node: Node, indices: Indices) -> tuple[Node, Indices]:
-    """The value under movement and casts between floats."""
-    while True:
-        if node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
-            node = node.inputs[0]
-            continue
-        found = down(node, indices)
-        if found is None:
-            return node, indices
-        node, indices = found
+    @property
+    def heads(self) -> Atoms:
+        """All heads: those that share a key head lie side by side."""
+        return self.key_heads + self.group
 
+    @property
+    def scores(self) -> Atoms:
+        """The axes of the scores, in order."""
+        return self.batch + self.heads + self.queries + self.keys
 
-def depends(node: Node, indices: Indices) -> frozenset[Atom]:
-    """The Atoms a value changes with, as far as elementwise ops and movement show it."""
-    known: dict[tuple[Node, Indices], frozenset[Atom]] = {}
+    @property
+    def difference(self) -> Size:
+        """key - query."""
+        return index_of(self.keys) - index_of(self.queries)
 
-    def visit(node: Node, indices: Indices) -> frozenset[Atom]:
-        key = (node, indices)
-        if key in known:
-            return known[key]
-        below = down(node, indices)
-        if node.op is ops.constant:
-            found: frozenset[Atom] = frozenset()
-        elif below is not None:
-            found = visit(*below)
-        elif node.op.category in ELEMENTWISE:
-            found = frozenset().union(*[visit(i, indices) for i in node.inputs])
-        else:
-            found = frozenset(atoms_of(indices))
-        known[key] = found
-        return found
-
-    return frozenset(flat(tuple(visit(node, indices))))
-
-
-def on_atoms(node: Node, indices: Indices, axes: Atoms) -> Node:
-    """The value with one axis for each Atom, of size 1 where it does not depend on it.
-
-    Elementwise ops are computed on the small side where that drops an axis.
-    """
-    known: dict[tuple[Node, Indices], Node] = {}
-
-    def visit(node: Node, indices: Indices) -> Node:
-        key = (node, indices)
-        if key not in known:
-            known[key] = make(node, indices)
-        return known[key]
-
-    def make(node: Node, indices: Indices) -> Node:
-        below = down(node, indices)
-        if below is not None:
-            return visit(*below)
-        if node.op is ops.constant:
-            return build.reshape(node, (1,) * len(axes))
-        if node.op.category in ELEMENTWISE and not (
-            full(node, indices) and depends(node, indices) == set(atoms_of(indices))
-        ):
-            inputs = [visit(i, indices) for i in node.inputs]
-            shape = tuple(
-                [next((s for s in sizes if s != 1), 1) for sizes in zip(*[i.shape for i in inputs])]
-            )
-            return node.op.make(tuple([build.expand(i, shape) for i in inputs]), node.attrs)
-        return on_leaf(node, indices, axes)
-
-    return visit(node, indices)
-
-
-def on_leaf(node: Node, indices: Indices, axes: Atoms) -> Node:
-    """A Node itself with one axis for each Atom, of size 1 where it has none."""
-    own = atoms_of(indices)
-    if len(set(own)) != len(own) or not set(own) <= set(axes):
-        raise InternalError("graph.axes", f"{node!r} has an axis twice, or one that is not asked")
-    for axis, p in enumerate(indices):
-        count = size_of(p.atoms)
-        if p.plain and count == node.shape[axis]:
-            continue
-        stop = p.start + (count - 1) * p.step + 1
-        node = build.slice_axis(node, axis, p.start, stop, p.step)
-    node = build.reshape(node, tuple([a.size for a in own]))
-    node = build.permute(node, [own.index(a) for a in axes if a in own])
-    return build.reshape(node, tuple([a.size if a in own else 1 for a in axes]))
-
-
-def grouped(node: Node, axes: Atoms, groups: Sequence[Atoms]) -> Node:
-    """A value on Atoms (`on_atoms`) with one axis for each group, of size 1 where it has none."""
-    shape: list[Size] = []
-    wanted: list[Size] = []
-    number_of = {a: n for n, a in enumerate(axes)}
-    for group in groups:
-        on = [node.shape[number_of[a]] != 1 for a in group]
-        some = any(on)
-        wanted.extend(a.size if some else 1 for a in group)
-        shape.append(size_of(group) if some else 1)
-    order = [number_of[a] for group in groups for a in group]
-    return build.reshape(build.expand(build.permute(node, order), tuple(wanted)), tuple(shape))
+    def on_scores(self, value: Node) -> Node:
+        """A value on the Atoms of the scores as (b, h, i, j), of size 1 where it has none."""
+        sizes = dict(zip(self.scores, value.shape))
+        wanted: list[Size] = []
+        shape: list[Size] = []
+        for group in (self.batch, self.heads, self.queries, self.keys):
+            some = any(sizes[a] != 1 for a in group)
+            wanted.extend(a.size if some else 1 for a in group)
+            shape.append(size_of(group) if some else 1)
+        return build.reshape(build.expand(value, tuple(wanted)), tuple(shape))

@@ -9,6 +9,7 @@ axes of the product, and the dot is built from the labels (`contract`).
 |------------------|---------------------------------------------------------------|
 | dot              | sum(a * b), sum(cast(a * b)): `sum_of_product`                |
 | dot              | dot(moved a, moved b), dot(cast a, cast b): `dot_*`           |
+| band, slopes     | the mask and bias of an attention: `band of attention`        |
 | attention        | dot -> scale, mask -> softmax -> dot: `recognize_attention`   |
 
 Recognition (`recognize`) runs before the derivative and batching walks and, after SIMPLIFY,
@@ -213,6 +214,15 @@ def _dot_cast(m: Match) -> Node | None:
     return ops.dot.make((m.a, m.b), m.root.attrs)
 
 
+def _seen(m: Match) -> Node | None:
+    """What a mask and a bias of an attention say, found in them."""
+    if not {"mask", "bias"} & set(m.root.attrs["extras"]):
+        return None
+    from .recognize_extras import refined
+
+    return refined(m.root)
+
+
 MOVED = (ops.permute, ops.expand, ops.reshape, ops.cast)
 x, y = any_("x"), any_("y")
 _product = any_("product", ops=ops.multiply)
@@ -224,6 +234,7 @@ RECOGNIZE = RuleSet(
         Rule("dot_cast", of(ops.dot, of(ops.cast, any_("a")), of(ops.cast, any_("b"))), _dot_cast),
         Rule("dot_moved_left", of(ops.dot, any_("x", ops=MOVED), y), _dot_moved),
         Rule("dot_moved_right", of(ops.dot, x, any_("y", ops=MOVED)), _dot_moved),
+        Rule("band of attention", (ops.attention, ops.attention_backward), _seen),
     ],
 )
 
@@ -232,7 +243,7 @@ def recognize(roots: Sequence[Node], log: Log | None = None, derived: bool = Fal
     """The roots with every big op found: dots by their Rules, then attention. What is `derived`
     afterwards keeps the derivatives of what was written too."""
     found = rewrite(roots, RECOGNIZE, log)
-    if ops_in(found).isdisjoint(("dot", "attention", "attention_backward")):
+    if "dot" not in ops_in(found):
         return found
     from .recognize_attention import recognize_attention
 

@@ -5,7 +5,7 @@ repeated heads are all read alike: `recognize_softmax` and `recognize_scores` re
 `recognize_mask` and `recognize_extras` what hides and adds, `recognize_parts` builds the Node.
 The scores and probabilities must have no other use: then they would be computed anyway, and the
 Graph stays as it was written. Masks and biases of attention Nodes that were there before are
-read too (`refined`).
+read by a Rule of `recognize`.
 Invariant: types stay; values differ by rounding. Where -inf hides all keys from a query it gives
 nan as it is written; what is `derived` afterwards has its derivatives as well.
 """
@@ -16,47 +16,42 @@ from collections.abc import Sequence
 
 from ..core.dtype import bfloat16, float16
 from ..ir.block import Block, pure_block
-from ..ir.node import Node, is_shallow, located, needs, topological, users
+from ..ir.node import Node, is_shallow, located, topological, users, walk
 from ..ir.rewrite import Log, rebuild
 from . import ops
-from .axes import below
-from .recognize_extras import refined
+from .axes import READ, below
 from .recognize_parts import Match
 from .recognize_scores import NoMatch
 
-NAME, BAND = "attention", "band of attention"
-KNOWN = (ops.attention, ops.attention_backward)
-READ = {op for op in ops.graph.ops.values() if op is not ops.dot and op.category != "control"}
 FAR = 128  # Nodes looked at below a dot before it is called something else
 
 
 def recognize_attention(
-    roots: Sequence[Node], log: Log | None = None, derived: bool = False
+    roots: Sequence[Node],
+    log: Log | None = None,
+    derived: bool = False,
+    outside: frozenset[Node] = frozenset(),
 ) -> list[Node]:
-    """The roots with every attention found; the log says what was found, and why not."""
-    return _walk(list(roots), frozenset(), Log() if log is None else log, derived)
-
-
-# ---- the walk -------------------------------------------------------------------------------
-
-
-def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) -> list[Node]:
+    """The roots with every attention found, but what lies outside; the log says what was found,
+    and why not."""
+    log = Log() if log is None else log
     order = topological(roots, stop=outside.__contains__)
     own = [n for n in order if n not in outside]
-    inner = {n for n in own if n.blocks}
-    known = {n for n in own if n.op in KNOWN and {"mask", "bias"} & set(n.attrs["extras"])}
     found: dict[Node, Node] = {}
     reads: dict[Node, list[Node]] = {}
-    for node in [n for n in own if n.op is ops.dot and _near_sum(n.inputs)]:
+    for node in [n for n in own if n.op is ops.dot]:
+        near = _near_sums(node)
+        if not near:
+            continue
         reads = reads or users(order)
         try:
             with located(node.location):
-                found[node] = _matched(node, reads, frozenset(roots), derived)
+                found[node] = _matched(node, near, reads, frozenset(roots), derived)
         except NoMatch as reason:
             if not reason.quiet:
                 log.notes.append(f"{node.location}: not attention: {reason}")
-    if not found and not inner and not known:
-        return roots
+    if not found and not any(n.blocks for n in own):
+        return list(roots)
     done: dict[Node, Node] = {n: n for n in outside}
     for node in own:
         done[node] = new = rebuild(node, done)
@@ -65,12 +60,8 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
                 if made not in done:
                     done[made] = rebuild(made, done)
             done[node] = done[found[node]]
-            log.fired[NAME] = log.fired.get(NAME, 0) + 1
-        elif node in known:
-            done[node] = refined(new)
-            if done[node] is not new:
-                log.fired[BAND] = log.fired.get(BAND, 0) + 1
-        elif node in inner:
+            log.count("attention")
+        elif node.blocks:
             blocks = tuple([_in_block(b, log, derived) for b in new.blocks])
             if blocks != new.blocks:
                 done[node] = new.with_inputs(new.inputs, blocks)
@@ -79,18 +70,19 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
 
 def _in_block(block: Block, log: Log, derived: bool) -> Block:
     outside = frozenset(block.captures())
-    results = tuple(_walk(list(block.results), outside, log, derived))
+    results = tuple(recognize_attention(block.results, log, derived, outside))
     if results == block.results:
         return block
-    return pure_block(block.name, block.arguments, results, lambda n: n in outside)
+    return pure_block(block.name, block.arguments, results, outside.__contains__)
 
 
 # ---- one match ------------------------------------------------------------------------------
 
 
-def _near_sum(values: Sequence[Node]) -> bool:
-    """Whether a sum of exp is near, under elementwise ops and movement."""
-    return any([_is_exp(n.inputs[0]) for n in below(values, FAR) if n.op is ops.sum_])
+def _near_sums(dot: Node) -> list[int]:
+    """The sides of a dot with a sum of exp near, under elementwise ops and movement."""
+    near = [[n.inputs[0] for n in below(x, FAR) if n.op is ops.sum_] for x in dot.inputs]
+    return [side for side, summed in enumerate(near) if any(map(_is_exp, summed))]
 
 
 def _is_exp(node: Node) -> bool:
@@ -100,47 +92,34 @@ def _is_exp(node: Node) -> bool:
 
 
 def _matched(
-    root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node], derived: bool
+    root: Node,
+    near: Sequence[int],
+    reads: dict[Node, list[Node]],
+    ends: frozenset[Node],
+    derived: bool,
 ) -> Node:
     """The attention that a dot is the last of; NoMatch where it is of none."""
-    weights = [i for i in root.inputs if _near_sum([i])]
-    if not is_shallow(weights, READ):
+    if not is_shallow([root.inputs[side] for side in near], READ):
         raise NoMatch("the scores are computed by very many ops in a row", quiet=True)
-    match = Match(root, _above(root, reads, ends), derived)
-    made, dot = match.built(), match.scores.dot.node
-    inside = _between(dot, root)
-    for node in inside:
-        if node is root:
-            continue
-        if node in ends or any(u not in inside for u in reads.get(node, ())):
-            between = f"the {node.op.name} between the dots"
-            called = "the dot of queries and keys" if node is dot else between
-            raise NoMatch(f"{called} is used elsewhere too")
-    if dot in _between(dot, made):
+    match = Match(root, near, _top(root, reads, ends), derived)
+    made, dot = match.built(), match.scores.dot.place.node
+    # A Node is younger than its inputs: nothing younger than the last dot is on the way to it, and
+    # nothing older than the scores is computed from them.
+    for node in walk([dot], lambda n: () if n.serial >= root.serial else reads[n]):
+        if node is not root and (node in ends or node.serial > root.serial):
+            raise NoMatch(f"the scores are used elsewhere too, by way of {node.op.name}")
+    if dot in topological([made], stop=lambda n: n.serial <= dot.serial):
         raise NoMatch("something else of it is computed from the scores")
     return made
 
 
-def _between(dot: Node, root: Node) -> set[Node]:
-    """The Nodes on the ways from a dot up to a root, both included; empty where there is none.
-
-    A Node is younger than its inputs, so nothing older than the dot depends on it.
-    """
-    inside: set[Node] = set()
-    for node in topological([root], stop=lambda n: n.serial <= dot.serial):
-        if node is dot or any(i in inside for i in needs(node)):
-            inside.add(node)
-    return inside
-
-
-def _above(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> list[Node]:
-    """The movement and the narrowing that follow the dot at once, each the only use."""
-    above: list[Node] = []
-    node = root
-    while node not in ends and len(reads.get(node, ())) == 1:
-        (node,) = reads[node]
+def _top(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> Node:
+    """The last movement or narrowing that follows the dot at once, each the only use."""
+    top = root
+    while top not in ends and len(reads.get(top, ())) == 1:
+        (node,) = reads[top]
         narrows = node.op is ops.cast and node.dtype in (float16, bfloat16)
         if not narrows and node.op not in (ops.permute, ops.reshape):
             break
-        above.append(node)
-    return above
+        top = node
+    return top

@@ -11,150 +11,115 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ir.node import Node
 from ..ir.types import product
 from . import build, ops
-from .axes import FIRST, Atoms, AxisIndex, Indices, atoms_of, flat, size_of, split, strip
+from .axes import Atoms, AxisIndex, Place, flat, size_of, split
 from .recognize_mask import known
-from .recognize_scores import NoMatch, Term, constant_factor, terms
-
-Value = tuple[Node, Indices]
-
-
-@dataclass(frozen=True)
-class Dropout:
-    """Random bits that keep a probability, and at what rate they do not."""
-
-    rate: float
-    bits: Node
-    indices: Indices
+from .recognize_scores import NoMatch, Term, pairs, terms, unscaled
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Terms of the scores, of the sink's logit (none: no sink), dropout; the exp and its axes;
-    whether the divisor is guarded against 0."""
+    """Terms of the scores, of the sink's logit (none: no sink); the exp; whether the divisor is
+    guarded against 0; random bits that keep a probability, and at what rate they do not."""
 
     scores: list[Term]
     sinks: list[Term]
-    dropout: Dropout | None
-    power: Value
+    power: Place
     guarded: bool
+    dropout: float
+    bits: Place | None
 
 
-def find_softmax(node: Node, indices: Indices, keys: Atoms) -> Softmax:
+def find_softmax(place: Place, keys: Atoms) -> Softmax:
     """Probabilities over the keys as what was exponentiated."""
-    node, indices, dropout = _kept(node, indices)
-    power, found, divisor = _quotient(node, indices)
-    total, others, guarded = _total(*divisor)
+    place, dropout, bits = _kept(place)
+    power, found, divisor = _quotient(place)
+    total, others, guarded = _total(divisor)
     of_keys = set(flat(keys))
-    lie = tuple([a for a in atoms_of(power[1]) if a in of_keys])
-    if set(lie) != of_keys or of_keys & set(atoms_of(total.indices)):
+    lie = tuple([a for a in power.atoms if a in of_keys])
+    if set(lie) != of_keys or of_keys & set(total.atoms):
         raise NoMatch("the softmax is not over the keys")
     sinks = _column(total, lie, found)
     if others:
-        if sinks or len(others) != 1:
+        if sinks or len(others) != 1 or others[0].factor != 1.0:
             raise NoMatch("the sum has more than one further term")
-        sinks = _further(others[0])
+        sinks = _logarithm(others[0].place)
     scores, sinks = _unshifted(_settled(found), _settled(sinks), keys)
-    return Softmax(scores, sinks, dropout, power, guarded)
+    return Softmax(scores, sinks, power, guarded, dropout, bits)
 
 
-def _kept(node: Node, indices: Indices) -> tuple[Node, Indices, Dropout | None]:
-    """Probabilities before dropout."""
-    gain, dropout = 1.0, None
-    while True:
-        node, indices = strip(node, indices)
-        scaled = constant_factor(node, indices)
-        dropped = _dropped(node, indices) if node.op is ops.where else None
-        if scaled is not None:
-            gain, node = gain * scaled[0], scaled[1]
-        elif dropped is not None and dropout is None:
-            node, dropout = dropped
-        else:
-            break
-    wanted = 1.0 if dropout is None else 1.0 / (1.0 - dropout.rate)
-    if not math.isclose(gain, wanted, rel_tol=1e-6 if dropout is None else 4e-3):
-        raise NoMatch(f"the probabilities are multiplied by {gain:g} after softmax")
-    return node, indices, dropout
+def _kept(place: Place) -> tuple[Place, float, Place | None]:
+    """Probabilities before dropout, its rate and its bits."""
+    gain, place = unscaled(place)
+    place, rate, bits = _dropped(place) or (place, 0.0, None)
+    factor, place = unscaled(place)
+    if not math.isclose(gain * factor, 1.0 / (1.0 - rate), rel_tol=4e-3 if rate else 1e-6):
+        raise NoMatch(f"the probabilities are multiplied by {gain * factor:g} after softmax")
+    return place, rate, bits
 
 
-def _dropped(node: Node, indices: Indices) -> tuple[Node, Dropout] | None:
-    """where(rate < uniform, x, 0) of 24 random bits."""
-    keep, x, zero = node.inputs
-    if known(zero, indices) != 0:
+def _dropped(place: Place) -> tuple[Place, float, Place] | None:
+    """(x, rate, bits) of where(rate < uniform, x, 0) of 24 random bits."""
+    if place.op is not ops.where:
         return None
-    test, at = strip(keep, indices)
-    if test.op is not ops.less:
+    keep, x, zero = place.inputs
+    test = keep.strip()
+    if known(zero) != 0 or test.op is not ops.less:
         return None
-    rate = known(test.inputs[0], at)
-    scaled, at = strip(test.inputs[1], at)
-    found = constant_factor(scaled, at)
-    if rate is None or found is None or found[0] != 2.0**-24 or not 0.0 < rate < 1.0:
+    rate, (factor, top) = known(test.inputs[0]), unscaled(test.inputs[1])
+    if rate is None or factor != 2.0**-24 or not 0.0 < rate < 1.0:
         return None
-    node, at = strip(found[1], at)
-    while node.op is ops.cast:
-        node, at = strip(node.inputs[0], at)
-    if node.op is not ops.shift_right or known(node.inputs[1], at) != 8:
+    while top.op is ops.cast:
+        top = top.inputs[0].strip()
+    if top.op is not ops.shift_right or known(top.inputs[1]) != 8:
         return None
-    bits, at = strip(node.inputs[0], at)
-    return (x, Dropout(float(rate), bits, at)) if bits.op is ops.random_bits else None
+    bits = top.inputs[0].strip()
+    return (x, float(rate), bits) if bits.op is ops.random_bits else None
 
 
 # ---- what is divided, and by what -----------------------------------------------------------
 
 
-def _quotient(node: Node, indices: Indices) -> tuple[Value, list[Term], Value]:
+def _quotient(place: Place) -> tuple[Place, list[Term], Place]:
     """(exp, its terms, what it is divided by) of x / y, x * (1 / y) and exp(t - log(y))."""
-    if node.op is ops.exp:
-        found = terms(node.inputs[0], indices)
-        logs = [t for t in found if t.factor == -1.0 and t.node.op is ops.log]
+    if place.op is ops.exp:
+        found = terms(place.inputs[0])
+        logs = [t for t in found if t.factor == -1.0 and t.place.op is ops.log]
         if len(logs) != 1:
             raise NoMatch("exp before the last dot is not divided by a sum")
-        rest = [t for t in found if t is not logs[0]]
-        return (node, indices), rest, (logs[0].node.inputs[0], logs[0].indices)
-    for x, y in _divisions(node, indices):
-        power, at = strip(x, indices)
-        if power.op is ops.exp:
-            return (power, at), terms(power.inputs[0], at), y
-    quiet = node.op in (ops.add, ops.subtract)  # the derivative of a cross entropy, say
-    raise NoMatch(f"what the values are multiplied by is {node.op.name}, not a softmax", quiet)
+        return place, [t for t in found if t is not logs[0]], logs[0].place.inputs[0]
+    for x, y in pairs(place):
+        power, y = x.strip(), y.strip()
+        divides = place.op is ops.divide
+        inverse = y.op is ops.reciprocal or (y.op is ops.divide and known(y.inputs[0]) == 1)
+        if power.op is ops.exp and (divides or inverse):
+            return power, terms(power.inputs[0]), y if divides else y.inputs[-1]
+    quiet = place.op in (ops.add, ops.subtract)  # the derivative of a cross entropy, say
+    raise NoMatch(f"what the values are multiplied by is {place.op.name}, not a softmax", quiet)
 
 
-def _divisions(node: Node, indices: Indices) -> Iterator[tuple[Node, Value]]:
-    """x / y, and x * (1 / y) either way."""
-    if node.op is ops.divide:
-        yield node.inputs[0], (node.inputs[1], indices)
-    for x, other in (node.inputs, node.inputs[::-1]) if node.op is ops.multiply else ():
-        inverse, at = strip(other, indices)
-        over_one = inverse.op is ops.divide and known(inverse.inputs[0], at) == 1
-        if inverse.op is ops.reciprocal or over_one:
-            yield x, (inverse.inputs[-1], at)
-
-
-def _total(node: Node, indices: Indices) -> tuple[Term, list[Term], bool]:
+def _total(divisor: Place) -> tuple[Place, list[Term], bool]:
     """The sum a divisor is, what is added to it, and whether it is guarded against 0."""
-    node, indices = strip(node, indices)
-    guarded = node.op is ops.where
-    if guarded:
-        node, indices = _unguarded(node, indices)
-    parts = terms(node, indices)
-    sums = [t for t in parts if t.node.op is ops.sum_ and t.factor == 1.0]
+    divisor = divisor.strip()
+    guarded = divisor.op is ops.where
+    parts = terms(_unguarded(divisor) if guarded else divisor)
+    sums = [t for t in parts if t.place.op is ops.sum_ and t.factor == 1.0]
     if len(sums) != 1:
-        raise NoMatch(f"the divisor is {node.op.name}, not the sum of what is divided")
-    return sums[0], [t for t in parts if t is not sums[0]], guarded
+        raise NoMatch(f"the divisor is {divisor.op.name}, not the sum of what is divided")
+    return sums[0].place, [t for t in parts if t is not sums[0]], guarded
 
 
-def _unguarded(node: Node, indices: Indices) -> Value:
+def _unguarded(divisor: Place) -> Place:
     """where(total == 0, c, total)."""
-    test, at = strip(node.inputs[0], indices)
+    test = divisor.inputs[0].strip()
     if test.op in (ops.equal, ops.not_equal):
-        total = strip(node.inputs[2 if test.op is ops.equal else 1], indices)
+        total = divisor.inputs[2 if test.op is ops.equal else 1].strip()
         for a, b in (test.inputs, test.inputs[::-1]):
-            if known(b, at) == 0 and strip(a, at) == total:
+            if known(b) == 0 and a.strip() == total:
                 return total
     raise NoMatch("the divisor chooses between values")
 
@@ -162,51 +127,34 @@ def _unguarded(node: Node, indices: Indices) -> Value:
 # ---- what is summed -------------------------------------------------------------------------
 
 
-def _column(total: Term, keys: Atoms, found: list[Term]) -> list[Term]:
+def _column(total: Place, keys: Atoms, found: list[Term]) -> list[Term]:
     """What is summed beside the keys, if that is what is divided at the keys."""
-    for here, column in _at_keys(total, keys):
-        if Counter(_settled(_exponent(total, here))) == Counter(_settled(found)):
-            return [] if column is None else _exponent(total, column)
-    raise NoMatch("the divisor sums something else than what is divided")
-
-
-def _at_keys(total: Term, keys: Atoms) -> Iterator[tuple[Indices, Indices | None]]:
-    """Where what is summed has the keys, and where the one column that is no key."""
     axes, source = sorted(total.node.attrs["axes"]), total.node.inputs[0]
 
-    def at(found: Sequence[AxisIndex]) -> Indices:
+    def at(found: Sequence[AxisIndex]) -> list[Term]:
         summed, rest = iter(found), iter(total.indices)
-        return tuple([next(summed if a in axes else rest) for a in range(len(source.shape))])
+        indices = [next(summed if a in axes else rest) for a in range(len(source.shape))]
+        return _logarithm(Place(source, tuple(indices)).strip())
 
-    sizes = [source.shape[a] for a in axes]
-    count = size_of(keys)
-    if product(tuple(sizes)) == count:
-        parts = split(keys, sizes)
-        if parts is not None:
-            yield at([AxisIndex(p) for p in parts]), None
-    elif sizes == [count + 1]:
-        yield at([AxisIndex(keys)]), at([AxisIndex((), count)])
-        yield at([AxisIndex(keys, 1)]), at([FIRST])
-    else:
-        raise NoMatch("the softmax is over more than the keys and one column")
-
-
-def _exponent(total: Term, at: Indices) -> list[Term]:
-    """The terms of what is summed, under its exp."""
-    power, at = strip(total.node.inputs[0], at)
-    if power.op is not ops.exp:
-        raise NoMatch("the divisor sums something else than what is divided")
-    return terms(power.inputs[0], at)
+    sizes, count = [source.shape[a] for a in axes], size_of(keys)
+    parts = split(keys, sizes) if product(tuple(sizes)) == count else None
+    if parts is not None and _alike(at([AxisIndex(p) for p in parts]), found):
+        return []
+    if sizes == [count + 1]:  # the column is the last, or the first
+        for start, column in ((0, count), (1, 0)):
+            if _alike(at([AxisIndex(keys, start)]), found):
+                return at([AxisIndex((), column)])
+    raise NoMatch("the divisor sums something else than what is divided and one column")
 
 
-def _further(term: Term) -> list[Term]:
-    """The logit of a further term of the sum: of exp, or of a constant."""
-    value = known(term.node, term.indices)
-    if term.factor == 1.0 and value is not None and value > 0:
-        return [Term(1.0, build.constant(math.log(value), term.node.dtype), ())]
-    if term.factor != 1.0 or term.node.op is not ops.exp:
-        raise NoMatch("the sum has a further term that is no exp")
-    return terms(term.node.inputs[0], term.indices)
+def _logarithm(place: Place) -> list[Term]:
+    """The terms of the logarithm of what is summed: of exp, or of a constant."""
+    if place.op is ops.exp:
+        return terms(place.inputs[0])
+    value = known(place)
+    if value is None or not value > 0:
+        raise NoMatch("the divisor sums what is no exp")
+    return [Term(1.0, Place(build.constant(math.log(value), place.node.dtype), ()))]
 
 
 # ---- shifts ---------------------------------------------------------------------------------
@@ -215,19 +163,23 @@ def _further(term: Term) -> list[Term]:
 def _settled(found: list[Term]) -> list[Term]:
     """The terms with Atoms that are split no more, so that equal ones compare equal."""
     return [
-        t._replace(indices=tuple([p._replace(atoms=flat(p.atoms)) for p in t.indices]))
-        for t in found
+        Term(factor, Place(node, tuple([p._replace(atoms=flat(p.atoms)) for p in indices])))
+        for factor, (node, indices) in found
     ]
+
+
+def _alike(a: list[Term], b: list[Term]) -> bool:
+    return Counter(_settled(a)) == Counter(_settled(b))
 
 
 def _unshifted(scores: list[Term], sinks: list[Term], keys: Atoms) -> tuple[list[Term], list[Term]]:
     """Terms of scores and sink without what is subtracted from both."""
-    shifts = [t for t in scores if t.factor < 0 and not t.on(keys)]
+    shifts = [t for t in scores if t.factor < 0 and not t.place.changes_with(keys)]
     if not sinks:
         return [t for t in scores if t not in shifts], []
     if any(t not in sinks for t in shifts):
         raise NoMatch("the sink has another shift")
-    shared = [t for t in scores if t in sinks and not t.on(keys)]
+    shared = [t for t in scores if t in sinks and not t.place.changes_with(keys)]
     logit = [t for t in sinks if t not in shared]
-    zero = Term(1.0, build.constant(0.0, sinks[0].node.dtype), ())
+    zero = Term(1.0, Place(build.constant(0.0, sinks[0].place.node.dtype), ()))
     return [t for t in scores if t not in shared], logit or [zero]

@@ -16,7 +16,7 @@ from ..core.collector import no_collection
 from ..core.errors import InternalError
 from .block import Block, argument_op, pure_block
 from .node import Node, needs, topological
-from .pattern import Rule, RuleSet
+from .pattern import RuleSet
 
 LIMIT = 256  # replacements that wait for one another before we call it a loop
 
@@ -33,9 +33,9 @@ class Log:
     settled: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def note(self, rule: Rule) -> None:
-        """Count one firing."""
-        self.fired[rule.name] = self.fired.get(rule.name, 0) + 1
+    def count(self, name: str, times: int = 1) -> None:
+        """What fired so many times more: a Rule, or what a pass that is no Rule does."""
+        self.fired[name] = self.fired.get(name, 0) + times
 
 
 # ---- replacing values -----------------------------------------------------------------------
@@ -156,7 +156,7 @@ class _Sweep:
                     raise InternalError(
                         f"rule {rule.name}", f"{node!r} became {new!r}, another type"
                     )
-                log.note(rule)
+                log.count(rule.name)
                 return new
         done[node] = node
         return node

@@ -55,7 +55,7 @@ class Surroundings:
 
     def fired(self, name: str) -> None:
         """Count what was chosen."""
-        self.log.fired[name] = self.log.fired.get(name, 0) + 1
+        self.log.count(name)
 
     def call(self, *inputs: Node, callee: KernelCallee) -> list[Node]:
         """The results of a kernel; it is counted, and told by whom it was chosen."""

@@ -239,9 +239,8 @@ def _flat_mask(op: str, given: Node, lead: Shape, scores: Shape) -> Node:
             got=build.show(given.shape),
             expected=f"what broadcasts to {build.show(whole)}",
         )
-    if all(s == 1 for s in x.shape[:-3]):
-        return build.reshape(x, (1, *x.shape[-3:]))
-    return _joined(op, x, lead, x.shape[-3])
+    shared = all(s == 1 for s in x.shape[:-3])  # by all of the batch
+    return _joined(op, x, (1,) * len(lead) if shared else lead, x.shape[-3])
 
 
 def _check_torch(op: str, tensors: list[Tensor], mask: Tensor | None, is_causal: bool) -> None:
