@@ -13,7 +13,7 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.dtype import DType, promote, promote_scalar
 from ..core.errors import ShapeError
-from ..ir.symbol import Size, minimum
+from ..ir.symbol import minimum
 from ..ir.types import Shape
 from . import numeric
 from .value import (
@@ -108,11 +108,11 @@ def elementwise(name: str, *values: Any) -> Any:
     if name in FLOAT_RESULT and not dtype.is_float:
         dtype = dtypes.float32
     b = current().builder
-    tiles = aligned([cast(tile_of(v, dtype), dtype) for v in values])
+    tiles = aligned([cast(v, dtype) for v in values])
     node = b.apply(name, *(b.cast(t.node, dtype.wide) for t in tiles))
     if node.dtype is dtype.wide:
         node = b.cast(node, dtype)
-    return TileValue(node, join_edges(tiles), linear=_linear(name, values))
+    return TileValue(node, join_edges(tiles))
 
 
 def _small_power(x: Any, count: int) -> Any:
@@ -121,19 +121,6 @@ def _small_power(x: Any, count: int) -> Any:
     if count == 4:
         return elementwise("multiply", square, square)
     return elementwise("multiply", square, x) if count == 3 else square
-
-
-def _linear(name: str, values: Sequence[Any]) -> Size | None:
-    """Where a tile of following integers starts after an index was added to it."""
-    if name not in ("add", "subtract") or len(values) != 2:
-        return None
-    a, b = values
-    if name == "add" and not (isinstance(a, TileValue) and a.linear is not None):
-        a, b = b, a
-    if not (isinstance(a, TileValue) and a.linear is not None and isinstance(b, (int, Index))):
-        return None
-    step = b.size if isinstance(b, Index) else int(b)
-    return a.linear + step if name == "add" else a.linear - step
 
 
 ABOVE["elementwise"] = elementwise

@@ -91,6 +91,23 @@ def _sum(b: BodyBuilder, value: Expr) -> Node:
     return b.apply("add", total, value.constant) if value.constant else total
 
 
+def _of_two(b: BodyBuilder, value: Expr) -> Node:
+    names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
+    if low(value.args[0]) >= 0:
+        names.update(div="unsigned_divide", mod="unsigned_remainder")
+    args = sorted(value.args, key=repr) if value.kind in ("min", "max") else value.args
+    first, second = (b.index(x) for x in args)
+    return b.apply(names[value.kind], first, second)
+
+
+def ends_of(lower: Size, upper: Size, step: int) -> tuple[int, int]:
+    """The least and the most that a loop's index is."""
+    first, size = low(lower), high(upper) - low(lower)
+    whole = isinstance(lower, int) and isinstance(upper, int)
+    last = (size - 1) // step * step if whole else size - 1
+    return first, first + max(0, last)
+
+
 def _along(memory: Node, shape: Shape, axes: Shape | None) -> Shape:
     """The axes of a Memory that a tile lies along: its last ones unless others are named."""
     rank = len(memory.shape)
@@ -107,6 +124,7 @@ class BodyBuilder:
         self._context = self.builder.block(name, self.parameters)
         self.block = self._context.__enter__()
         self.atoms: dict[Expr, Node] = {}
+        self.exprs: dict[Node, Expr] = {}  # of indices
         self.serial = 0
 
     def finish(self, grid: Sequence[Size], **notes: Any) -> Body:
@@ -131,7 +149,7 @@ class BodyBuilder:
             return low
         self.serial += 1  # no other index has its name
         expr = named("loop", f"{name}{self.serial}", low, max(low, high))
-        self.atoms[expr] = node
+        self.atoms[expr], self.exprs[node] = node, expr
         return expr
 
     def bounded(self, name: str, node: Node, low: int, high: int) -> Size:
@@ -153,16 +171,11 @@ class BodyBuilder:
             return self.atoms[value]
         if value.kind == "symbol":
             return self.add(ops.symbol(value=value))
-        if value.kind == "sum":
-            return _sum(self, value)
         if value.kind == "loop":
             raise InternalError("tile.build", f"index {value} has no Node")
-        names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
-        if low(value.args[0]) >= 0:
-            names.update(div="unsigned_divide", mod="unsigned_remainder")
-        args = sorted(value.args, key=repr) if value.kind in ("min", "max") else value.args
-        a, b = (self.index(x) for x in args)
-        return self.apply(names[value.kind], a, b)
+        node = _sum(self, value) if value.kind == "sum" else _of_two(self, value)
+        self.exprs[node] = value
+        return node
 
     def constant(self, value: Any, dtype: DType, shape: Shape = ()) -> Node:
         """A constant tile."""
@@ -184,10 +197,12 @@ class BodyBuilder:
         shape = tuple(max(sizes) for sizes in zip(*padded))
         return [self.broadcast(i, shape) for i in inputs]
 
-    def apply(self, name: str, *inputs: Node | float) -> Node:
-        """An elementwise op by name, shapes broadcast; numbers have the dtype of the last Node."""
-        dtype = [i.dtype for i in inputs if isinstance(i, Node)][-1]
-        nodes = [i if isinstance(i, Node) else self.constant(i, dtype) for i in inputs]
+    def apply(self, name: str, *inputs: Node | Expr | float) -> Node:
+        """An elementwise op by name, shapes broadcast, of Nodes and Exprs; numbers have the dtype
+        of the last one that is none, or are indices."""
+        given = [self.index(i) if isinstance(i, Expr) else i for i in inputs]
+        dtype = [int64, *[i.dtype for i in given if isinstance(i, Node)]][-1]
+        nodes = [i if isinstance(i, Node) else self.constant(i, dtype) for i in given]
         return self.add(ops.ELEMENTWISE[name](*self._broadcast_all(nodes)))
 
     def where(self, mask: Node | None, x: Node, other: Any) -> Node:
@@ -221,11 +236,11 @@ class BodyBuilder:
 
     def less(self, a: Size, b: Size) -> Node:
         """a < b of indices, as a mask."""
-        return self.apply("less", self.index(a), self.index(b))
+        return self.apply("less", a, b)
 
     def less_equal(self, a: Size, b: Size) -> Node:
         """a <= b of indices, as a mask."""
-        return self.apply("less_equal", self.index(a), self.index(b))
+        return self.apply("less_equal", a, b)
 
     def reduce(self, x: Node, axis: int, kind: str) -> Node:
         """One axis of a tile reduced."""
@@ -244,7 +259,7 @@ class BodyBuilder:
         steps = self.iota(size)
         if stride != 1:
             steps = self.apply("multiply", steps, stride)
-        return self.apply("add", self.index(start), steps)
+        return self.apply("add", start, steps)
 
     def extract(self, x: Node, index: int = 0) -> Node:
         """One index of the first axis of a tile."""
@@ -342,7 +357,7 @@ class BodyBuilder:
         the next, and after the loop what the last one left. An empty or single trip is written
         out."""
         state = [] if carried is None else carried
-        bounds = (low(lower), max(low(lower), high(upper) - 1)) if bounds is None else bounds
+        bounds = ends_of(lower, upper, step) if bounds is None else bounds
         if isinstance(lower, int) and isinstance(upper, int) and upper - lower <= step:
             if lower < upper:
                 yield lower

@@ -124,15 +124,8 @@ class KernelCallee(Callee):
         return tuple(sorted({p for _, roles in self.launches for k, p in roles if k == "state"}))
 
     def types(self, role: str) -> tuple[Array, ...]:
-        """Types of the arguments ('read', states among them), or of the results that are stored
-        ('store'), in order."""
-        found: dict[int, Array] = {}
-        for body, roles in self.launches:
-            for parameter, (kind, place) in zip(body.parameters, roles):
-                type_ = memory_of(parameter)
-                if (kind == "store") is (role == "store"):
-                    found[place] = Array(type_.shape, type_.dtype)  # the last Body has it whole
-        return tuple(found[i] for i in sorted(found))
+        """Types of its arguments or results; see `types_of`."""
+        return types_of(self.launches, role)
 
     def result_types(self, argument_types: tuple[Type, ...]) -> tuple[Type, ...]:
         """The types of the results."""
@@ -171,6 +164,18 @@ class KernelCallee(Callee):
             memories = [results[i] if kind == "store" else inputs[i] for kind, i in roles]
             run(body, memories, symbols)
         return (*results, *(inputs[i] for i in self.states))
+
+
+def types_of(launches: Launches, role: str) -> tuple[Array, ...]:
+    """Types of the arguments ('read', states among them), or of the results that are stored
+    ('store'), in order."""
+    found: dict[int, Array] = {}
+    for body, roles in launches:
+        for parameter, (kind, place) in zip(body.parameters, roles):
+            type_ = memory_of(parameter)
+            if (kind == "store") is (role == "store"):
+                found[place] = Array(type_.shape, type_.dtype)  # the last Body has it whole
+    return tuple(found[i] for i in sorted(found))
 
 
 def bindings(types: tuple[Array, ...], arrays: tuple[Any, ...]) -> dict[str, int]:
@@ -231,7 +236,7 @@ def _batched(body: Body, flags: Sequence[bool], size: Size) -> Body:
                 attrs["axes"] = tuple(a + 1 for a in attrs["axes"])
             inputs = (*inputs[: INDEXED[name]], number, *inputs[INDEXED[name] :])
         elif name in OFFSET:
-            place, stride = OFFSET[name], b.index(product(memory_of(node.inputs[0]).shape))
+            place, stride = OFFSET[name], product(memory_of(node.inputs[0]).shape)
             start = b.apply("multiply", number, stride)
             inputs = (*inputs[:place], b.apply("add", inputs[place], start), *inputs[place + 1 :])
         else:

@@ -46,9 +46,7 @@ class Stage:
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
 
-    def undefined(self, name: str) -> Undefined:
-        """The value of a variable that is not set."""
-        return Undefined(name)
+    undefined = Undefined  # what a variable holds that is not set
 
     def plain_range(self, values: Any) -> Iterable[Any]:
         """What a loop with return, break or continue inside runs over."""

@@ -151,19 +151,15 @@ class Pieces:
                 yield index, lanes
                 return
             step = lanes if axis == len(shape) - 1 else 1
-            for i in self.along(f"axis{axis}", shape[axis], step):
+            for i in self.b.each(f"axis{axis}", 0, shape[axis], step):
                 yield from loops(*index, i)
 
         return loops()
 
-    def along(self, name: str, size: int, step: int) -> Iterator[Size]:
-        """A loop over whole steps."""
-        return self.b.each(name, 0, size, step, bounds=(0, size - step))
-
     def blocks(self, shape: Shape, steps: tuple[int, int]) -> Iterator[tuple[Size, Size]]:
         """Loops over the blocks of a matrix."""
-        for i in self.along("row", shape[0], steps[0]):
-            for j in self.along("column", shape[1], steps[1]):
+        for i in self.b.each("row", 0, shape[0], steps[0]):
+            for j in self.b.each("column", 0, shape[1], steps[1]):
                 yield i, j
 
     def keep(

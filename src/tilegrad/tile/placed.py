@@ -53,6 +53,7 @@ from .row import (
     box,
     constant_of,
     lead,
+    made,
     memory_of,
     read_and_write,
     row,
@@ -93,36 +94,31 @@ def barrier(*, name: str, count: int, stages: int) -> Type:
     return Barrier(count)
 
 
-def _arrival(node: Node) -> tuple[Arrive]:
-    barrier_, stage, *rank = node.inputs
-    return (Arrive(barrier_, stage, node.attrs.get("bytes", 0), rank[0] if rank else None),)
-
-
-@placed_row("barrier", effects=_arrival)
+@placed_row("barrier", effects=made(Arrive))
 def arrive(barrier_: Node, stage: Node) -> Type:
     """one arrival in the phase under way"""
     return _on_barrier(barrier_, stage)
 
 
-@placed_row("barrier", effects=_arrival)
+@placed_row("barrier", effects=made(Arrive))
 def expect(barrier_: Node, stage: Node, *, bytes: int) -> Type:
     """one arrival that also announces bytes to land"""
     return _on_barrier(barrier_, stage)
 
 
-@placed_row("barrier", effects=lambda n: (Wait(*n.inputs),))
+@placed_row("barrier", effects=made(Wait))
 def wait(barrier_: Node, stage: Node, parity: Node) -> Type:
     """until the phase of this parity is over"""
     return _on_barrier(barrier_, stage, parity)
 
 
-@placed_row("barrier", effects=lambda n: (Meet(**n.attrs, waits=True),))
+@placed_row("barrier", effects=made(partial(Meet, waits=True)))
 def named_sync(*, number: int, threads: int) -> Type:
     """arrive with this role's threads at a numbered barrier and wait until `threads` have"""
     return NOTHING
 
 
-@placed_row("barrier", effects=lambda n: (Meet(**n.attrs, waits=False),))
+@placed_row("barrier", effects=made(partial(Meet, waits=False)))
 def named_arrive(*, number: int, threads: int) -> Type:
     """arrive at a numbered barrier, do not wait"""
     return NOTHING
@@ -131,7 +127,7 @@ def named_arrive(*, number: int, threads: int) -> Type:
 FENCES = ("async", "global")
 
 
-@placed_row("barrier", effects=lambda n: (Fence(n.attrs["kind"]),))
+@placed_row("barrier", effects=made(Fence))
 def fence(*, kind: str) -> Type:
     """'async': this role's plain stores are seen by copies and matrix ops; 'global': by other
     programs"""
@@ -273,7 +269,7 @@ def commit_copies() -> Type:
     return NOTHING
 
 
-@placed_row("copy", effects=lambda n: (Drain("copy_store", n.attrs["pending"]),))
+@placed_row("copy", effects=made(partial(Drain, "copy_store")))
 def wait_copies(*, pending: int) -> Type:
     """until at most `pending` groups are under way"""
     return NOTHING
@@ -298,7 +294,7 @@ def commit_threads() -> Type:
     return NOTHING
 
 
-@placed_row("copy", effects=lambda n: (Drain("copy_threads", n.attrs["pending"]),))
+@placed_row("copy", effects=made(partial(Drain, "copy_threads")))
 def wait_threads(*, pending: int) -> Type:
     """until each thread's own copies are there, but for those of the last `pending` groups"""
     return NOTHING
@@ -396,7 +392,7 @@ def matrix_commit() -> Type:
     return NOTHING
 
 
-@placed_row("matrix_async", effects=lambda n: (Drain("matrix_async", n.attrs["pending"]),))
+@placed_row("matrix_async", effects=made(partial(Drain, "matrix_async")))
 def matrix_wait(*, pending: int) -> Type:
     """until at most `pending` groups are under way"""
     return NOTHING
@@ -546,7 +542,7 @@ def cluster_rank() -> Type:
     return ops.INDEX
 
 
-@placed_row("barrier", effects=_arrival)
+@placed_row("barrier", effects=made(Arrive))
 def arrive_remote(barrier_: Node, stage: Node, rank: Node) -> Type:
     """arrive at the barrier of the cluster's program of that rank"""
     return _on_barrier(barrier_, stage, rank)

@@ -93,8 +93,8 @@ class Arrive(NamedTuple):
 
     barrier: Node
     stage: Scalar
-    bytes: int = 0
     rank: Scalar | None = None
+    bytes: int = 0
 
 
 class Wait(NamedTuple):
@@ -195,6 +195,11 @@ def row(
         )
 
     return make
+
+
+def made(effect: Callable[..., Effect]) -> Effects:
+    """The one Effect of a Node, made of its inputs and attrs."""
+    return lambda node: (effect(*node.inputs, **node.attrs),)
 
 
 class Misfit(InternalError):
