@@ -236,11 +236,11 @@ class BodyBuilder:
 
     def less(self, a: Size, b: Size) -> Node:
         """a < b of indices, as a mask."""
-        return self.apply("less", a, b)
+        return self.apply("less", self.index(a), self.index(b))
 
     def less_equal(self, a: Size, b: Size) -> Node:
         """a <= b of indices, as a mask."""
-        return self.apply("less_equal", a, b)
+        return self.apply("less_equal", self.index(a), self.index(b))
 
     def reduce(self, x: Node, axis: int, kind: str) -> Node:
         """One axis of a tile reduced."""
