@@ -284,17 +284,17 @@ class BodyBuilder:
         mask: Node | None = None,
     ) -> Node:
         """A tile at an index; its axes are the Memory's last ones unless others are named."""
-        at, axes = [self.index(i) for i in index], _along(memory, shape, axes)
-        at += self._masks(mask, shape)
+        at, axes = self._at(index, shape, mask), _along(memory, shape, axes)
         return self.do(ops.load, memory, *at, shape=shape, axes=axes, masked=mask is not None)
 
-    def _masks(self, mask: Node | None, shape: Shape) -> list[Node]:
-        """A mask as the last input of an op, if there is one."""
+    def _at(self, index: Sequence[Node | Size], shape: Shape, mask: Node | None) -> list[Node]:
+        """An index, or offsets, and a mask as the last inputs of an op."""
+        found = [i if isinstance(i, Node) else self.index(i) for i in index]
         if mask is None:
-            return []
+            return found
         if mask.dtype is not bool_:
             raise InternalError("tile.build", "a mask is not bool")
-        return [mask if mask.shape in ((), shape) else self.broadcast(mask, shape)]
+        return [*found, mask if mask.shape in ((), shape) else self.broadcast(mask, shape)]
 
     def store(
         self,
@@ -305,8 +305,7 @@ class BodyBuilder:
         mask: Node | None = None,
     ) -> None:
         """Write a tile at an index, as `load` reads it."""
-        at, axes = [self.index(i) for i in index], _along(memory, value.shape, axes)
-        at += self._masks(mask, value.shape)
+        at, axes = self._at(index, value.shape, mask), _along(memory, value.shape, axes)
         self.do(ops.store, memory, value, *at, axes=axes, masked=mask is not None)
 
     def prefetch(self, memory: Node, *index: Size, to: str = "l1") -> None:
@@ -315,12 +314,12 @@ class BodyBuilder:
 
     def gather(self, memory: Node, offset: Node, mask: Node | None = None) -> Node:
         """Elements at offsets."""
-        return self.do(ops.gather, memory, offset, *self._masks(mask, offset.shape))
+        return self.do(ops.gather, memory, *self._at([offset], offset.shape, mask))
 
     def scatter(self, memory: Node, value: Node, offset: Node, mask: Node | None = None) -> None:
         """Write elements at offsets."""
         value, offset = self._broadcast_all([value, offset])
-        self.do(ops.scatter, memory, value, offset, *self._masks(mask, offset.shape))
+        self.do(ops.scatter, memory, value, *self._at([offset], offset.shape, mask))
 
     def require(
         self,

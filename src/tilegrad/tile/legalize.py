@@ -84,13 +84,12 @@ def _by_element(into: Pieces, node: Node) -> None:
         return
     found = Source(node.shape, node.dtype, piece, depth=1 + max(s.depth for s in inputs))
     if node.op.effect or found.depth > DEEPEST:  # pieces are made by calls within calls
-        into.sources[node] = into.keep(found)
-    else:
-        into.set(node, found)
+        found = into.keep(found)
+    into.give(node, found)
 
 
 def _constant(into: Pieces, node: Node) -> None:
-    into.set(node, into.cheap(node))
+    into.give(node, into.cheap(node))
 
 
 _iota = _broadcast = _constant
@@ -99,9 +98,9 @@ _iota = _broadcast = _constant
 def _reshape(into: Pieces, node: Node) -> None:
     inner = into.source(node.inputs[0])
     if same_axes(inner.shape, node.shape):
-        into.set(node, into.viewed(inner, node.shape))
+        into.give(node, into.viewed(inner, node.shape))
     else:
-        into.set(node, into.keep(inner, node.shape))
+        into.give(node, into.keep(inner, node.shape))
 
 
 def _words(into: Pieces, node: Node) -> None:
@@ -119,7 +118,7 @@ def _transpose(into: Pieces, node: Node) -> None:
         inner = inner if inner.place is not None else into.keep(inner)
         flat = _strided(into, inner, order, node.shape)
         flat.turned = inner
-        into.sources[node] = into.keep(flat) if into.uses[node] > 1 else flat
+        into.give(node, flat)
     elif order[-1] == len(order) - 1:
 
         def piece(index: Indices, lanes: int) -> Node:
@@ -128,9 +127,9 @@ def _transpose(into: Pieces, node: Node) -> None:
                 own[axis] = i
             return inner.piece(tuple(own), lanes)
 
-        into.set(node, Source(node.shape, inner.dtype, piece, depth=inner.depth + 1))
+        into.give(node, Source(node.shape, inner.dtype, piece, depth=inner.depth + 1))
     else:
-        into.set(node, into.keep(_strided(into, inner, order, node.shape)))
+        into.give(node, into.keep(_strided(into, inner, order, node.shape)))
 
 
 def _strided(into: Pieces, inner: Source, order: Shape, shape: Shape) -> Source:

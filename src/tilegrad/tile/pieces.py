@@ -234,17 +234,12 @@ class Pieces:
             return lambda index, lanes: None  # type: ignore[return-value]
         return self.source(node).piece
 
-    def set(self, node: Node, source: Source) -> None:
-        """Name a large result; one that is used more than once is stored."""
-        cheap = source.place is not None or node.op in CHEAP
-        if self.uses[node] > 1 and not cheap:
-            source = self.keep(source)
-        self.sources[node] = source
-
     def give(self, node: Node, source: Source) -> None:
-        """Name a result that may be small: then it is loaded from its place."""
-        if self.large(node):
-            self.sources[node] = source
-        else:
+        """Name a result: a small one is loaded from its place, one that is used more than once is
+        stored."""
+        if not self.large(node):
             zeros = (0,) * len(node.shape)
             self.values[node] = self.b.load(self.kept(source), zeros, node.shape)
+            return
+        cheap = source.place is not None or node.op in (*CHEAP, ops.extract)
+        self.sources[node] = source if cheap or self.uses[node] < 2 else self.keep(source)
