@@ -21,10 +21,7 @@ from .value import (
     Edge,
     Edges,
     Index,
-    MemoryValue,
     TileValue,
-    Undefined,
-    Window,
     cast,
     current,
     number,
@@ -100,8 +97,7 @@ FLOAT_RESULT = {"divide", *numeric.OF_FLOATS}
 
 def elementwise(name: str, *values: Any) -> Any:
     """An elementwise op on tiles, indices and numbers: promoted, broadcast, floats in float32."""
-    read = (Undefined, Window, MemoryValue)
-    values = tuple([tile_of(v) if isinstance(v, read) else v for v in values])
+    values = tuple([v if number(v) else tile_of(v) for v in values])
     if name == "power" and values[1].__class__ is int and 1 <= values[1] <= 4:
         return _small_power(values[0], values[1])
     dtype = common_dtype(values)

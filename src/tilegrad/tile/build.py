@@ -41,11 +41,6 @@ def prune_body(body: Body, kind: str = "", target: Any = None) -> Body:
     return body
 
 
-def widens(narrow: DType, wide: DType) -> bool:
-    """Whether every value of a float dtype is one of a wider float dtype."""
-    return narrow.is_float and wide in (float32, float64) and narrow.bits < wide.bits
-
-
 @dataclass
 class Body:
     """The Tile IR of one launch: Block, grid, name, and scratch bytes a worker needs."""
@@ -213,8 +208,9 @@ class BodyBuilder:
         """x converted."""
         if x.dtype is dtype:
             return x
-        if x.op is ops.cast and x.inputs[0].dtype is dtype and widens(dtype, x.dtype):
-            return x.inputs[0]  # there and back again
+        held = dtype.is_float and x.dtype in (float32, float64) and dtype.bits < x.dtype.bits
+        if held and x.op is ops.cast and x.inputs[0].dtype is dtype:
+            return x.inputs[0]  # there, where no bit is lost, and back again
         return self.add(ops.cast(x, dtype=dtype))
 
     def bitcast(self, x: Node, dtype: DType) -> Node:

@@ -276,10 +276,9 @@ def _check_leaving(name: str, edges: Edges | None, known: set[Expr]) -> None:
 
 def fitted(value: Any, type_: Tile) -> TileValue:
     """A value as a tile of a type; numbers are repeated."""
-    found = tile_of(value, type_.dtype if number(value) else None)
     if number(value):
-        found = broadcast(cast(found, type_.dtype), type_.shape)
-    return found
+        return broadcast(cast(value, type_.dtype), type_.shape)
+    return tile_of(value)
 
 
 @dataclass

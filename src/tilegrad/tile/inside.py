@@ -127,7 +127,8 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
         if below and above:
             continue
         if wrong and certain:
-            raise _error(name, size, axis, _shown(t, at))
+            least, most, _ = extremes(t, at)
+            raise _error(name, size, axis, at if least == most else f"{least} .. {most}")
         if not t.guards:
             continue
         node = b.index(at)
@@ -137,11 +138,6 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
         else:
             mask = b.logical_and(mask, inside)
     return tuple(index), mask
-
-
-def _shown(t: Tracer, at: Size) -> str:
-    least, most, _ = extremes(t, at)
-    return f"{at}" if least is most or least == most else f"{least} .. {most}"
 
 
 def _guard(

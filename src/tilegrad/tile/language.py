@@ -248,7 +248,7 @@ def full(shape: Any, value: Any, dtype: Any = dtypes.float32) -> TileValue:
     sizes, chosen = static_shape(shape), dtype_of(dtype)
     if isinstance(value, (int, float)):
         return TileValue(tracer().builder.constant(value, chosen, sizes))
-    return broadcast_tile(cast_tile(tile_of(value), chosen), sizes)
+    return broadcast_tile(cast_tile(value, chosen), sizes)
 
 
 def zeros(shape: Any, dtype: Any = dtypes.float32) -> TileValue:

@@ -96,7 +96,7 @@ def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
 
 def _offsets(source: Any, index: Any) -> TileValue | None:
     """Linear offsets of elements, where an index is a tile of them (or a part of an array)."""
-    if isinstance(source, MemoryValue) and isinstance(index, Window) and index.shape:
+    if isinstance(index, Window) and index.shape:
         index = load(index)
     if isinstance(source, MemoryValue) and isinstance(index, TileValue) and index.shape:
         if not index.dtype.is_integer:

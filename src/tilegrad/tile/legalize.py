@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ..core.dtype import DType
 from ..core.errors import InternalError
 from ..core.target import MatrixUnit, Target
 from ..ir.block import Block, argument
@@ -214,7 +213,11 @@ def _vector_dot(into: Pieces, node: Node) -> Source:
     depth, whole = node.inputs[0].shape[1], m // rows * rows
 
     def tile(i: Size, j: Size, rows: int) -> None:
-        total = [_corner(into, c, i, j, (rows, columns), wide)]
+        if c.place is not None and c.dtype is wide:
+            total = [into.b.load(c.place, (i, j), (rows, columns))]
+        else:
+            lines = [into.b.cast(c.piece((i + r, j), columns), wide) for r in range(rows)]
+            total = [into.b.do(ops.stack_rows, *lines)]
         for p in into.b.each("k", 0, depth, 1, total, unroll=4 if depth % 4 == 0 else 1):
             x = into.b.load(left, (i, p), (rows, 1))
             y = into.b.load(right, (p, j), (1, columns))
@@ -228,16 +231,6 @@ def _vector_dot(into: Pieces, node: Node) -> Source:
             tile(whole, j, m - whole)
     found = into.stored(place)
     return found if wide is node.dtype else into.keep(found, dtype=node.dtype)
-
-
-def _corner(
-    into: Pieces, c: Source, i: Size, j: Size, shape: tuple[int, int], dtype: DType
-) -> Node:
-    """A small tile of a value."""
-    if c.place is not None and c.dtype is dtype:
-        return into.b.load(c.place, (i, j), shape)
-    rows = [into.b.cast(c.piece((i + r, j), shape[1]), dtype) for r in range(shape[0])]
-    return into.b.do(ops.stack_rows, *rows)
 
 
 # ---- memory ---------------------------------------------------------------------------------
