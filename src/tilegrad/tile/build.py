@@ -193,10 +193,10 @@ class BodyBuilder:
         return [self.broadcast(i, shape) for i in inputs]
 
     def apply(self, name: str, *inputs: Node | Expr | float) -> Node:
-        """An elementwise op by name, shapes broadcast, of Nodes and Exprs; numbers have the dtype
-        of the last one that is none, or are indices."""
+        """An elementwise op by name, shapes broadcast; an Expr becomes Nodes, and numbers have the
+        dtype of the last operand that is none."""
         given = [self.index(i) if isinstance(i, Expr) else i for i in inputs]
-        dtype = [int64, *[i.dtype for i in given if isinstance(i, Node)]][-1]
+        dtype = [i.dtype for i in given if isinstance(i, Node)][-1]
         nodes = [i if isinstance(i, Node) else self.constant(i, dtype) for i in given]
         return self.add(ops.ELEMENTWISE[name](*self._broadcast_all(nodes)))
 

@@ -132,7 +132,8 @@ def load(
     """A tile of an array: `x[i, 0:64]`, an index and a shape, linear offsets, or rows and cols.
 
     Beyond the end of the array the tile has no elements (see `fill`); where a mask is false it
-    holds `other` (0), and nothing is read.
+    holds `other` (0), and nothing is read. `vector` and `prefetch` are hints, which no machine
+    needs: each chooses by itself.
     """
     t = tracer()
     rows = index if isinstance(index, Rows) else rows
