@@ -37,7 +37,7 @@ from ..core.target import Target
 from ..ir.node import exact
 from ..ir.symbol import Size, ceil_divide, high
 from ..ir.types import Array, Memory, product
-from .build import Body, BodyBuilder, prune_body
+from .build import Body, BodyBuilder, prune
 from .callee import KernelCallee, Launches, types_of
 from .control import Stage
 from .language_memory import returned
@@ -175,7 +175,7 @@ class Definition:
             returned(call(**{n: memories.get(n, v) for n, v in given.items()}))
         self.check_dtypes("result", "return", [result.dtype for result in tracer.results])
         body = tracer.finish()
-        prune_body(body)
+        prune(body.block, set())
         judged = judge(tracer, body)
         if not judged.findings:
             verify_body(body, body.notes["level"], where=f"kernel {self.name}")

@@ -94,13 +94,18 @@ def barrier(*, name: str, count: int, stages: int) -> Type:
     return Barrier(count)
 
 
-@placed_row("barrier", effects=made(Arrive))
+def _arrival(node: Node) -> tuple[Arrive]:
+    barrier_, stage, *rank = node.inputs
+    return (Arrive(barrier_, stage, node.attrs.get("bytes", 0), rank[0] if rank else None),)
+
+
+@placed_row("barrier", effects=_arrival)
 def arrive(barrier_: Node, stage: Node) -> Type:
     """one arrival in the phase under way"""
     return _on_barrier(barrier_, stage)
 
 
-@placed_row("barrier", effects=made(Arrive))
+@placed_row("barrier", effects=_arrival)
 def expect(barrier_: Node, stage: Node, *, bytes: int) -> Type:
     """one arrival that also announces bytes to land"""
     return _on_barrier(barrier_, stage)
@@ -542,7 +547,7 @@ def cluster_rank() -> Type:
     return ops.INDEX
 
 
-@placed_row("barrier", effects=made(Arrive))
+@placed_row("barrier", effects=_arrival)
 def arrive_remote(barrier_: Node, stage: Node, rank: Node) -> Type:
     """arrive at the barrier of the cluster's program of that rank"""
     return _on_barrier(barrier_, stage, rank)

@@ -93,8 +93,8 @@ class Arrive(NamedTuple):
 
     barrier: Node
     stage: Scalar
-    rank: Scalar | None = None
     bytes: int = 0
+    rank: Scalar | None = None
 
 
 class Wait(NamedTuple):
