@@ -88,12 +88,12 @@ def multiply(memories: list, columns: int, depth: int, steps: int, pending: int)
         for s in tile.range(steps):
             at = ring.wait(s)
             tile.matrix_fence()
-            tile.matrix_async(total, left[at], right[at].T, tile.less(0, s), kept[at])
+            tile.matrix_async(total, left[at], right[at].T, s > 0, kept[at])
             tile.matrix_commit()
             tile.matrix_wait(pending)
             if pending == 0:
                 ring.release(s)
-            elif tile.less(0, s):
+            elif s > 0:
                 ring.release(s - 1)
         if pending:
             tile.matrix_wait(0)

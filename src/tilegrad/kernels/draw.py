@@ -102,7 +102,7 @@ def pick(
     first, last = part * blocks // parts, (part + 1) * blocks // parts  # of this program's race
     last = tile.where(limited | (k < 0), 0, last)
     size, total = whole(-1), tile.zeros(())
-    if limited & tile.less_equal(part, 0):
+    if limited & (part <= 0):
         k, total, bound = bound_of(p, row, k, share, floor, block)
         if (k > 0) | (share < 1.0):
             size = listed(p, tokens, row, bound, block, skip)

@@ -38,7 +38,7 @@ def numbers(count: int, start: Any = None) -> Any:
 
 def scatter(to: Any, at: Any, value: Any, mask: Any) -> None:
     """Write values at offsets where a mask holds; no two of those are the same."""
-    tracer().hints["distinct"] = True
+    tracer().notes["distinct"] = True
     tile.store(to, at, value, mask=mask, unique=True)
 
 

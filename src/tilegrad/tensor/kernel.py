@@ -35,12 +35,17 @@ class TensorCallee(KernelCallee):
     """A kernel with the rules that need Graph: its batch, and derivatives given on Tensors."""
 
     def __init__(self, name: str, source: Source, owner: Derivatives) -> None:
-        super().__init__(name, source.portable, tag=owner.tag, source=source)
+        super().__init__(name, source.portable, source)
         self.owner = owner
         if owner.reverse is not None:
             self.vjp = self._vjp
         if owner.forward is not None:
             self.jvp = self._jvp
+
+    @property
+    def key(self) -> str:
+        """The content, and which derivative comes with it in this process."""
+        return f"{self.content}{self.owner.tag}"
 
     def _vjp(self, inputs: list[Node], outputs: list[Node], given: list[Node]) -> list[Any]:
         found = self.owner.reverse(*_as_tensors(inputs, outputs, given))  # type: ignore[misc]

@@ -47,7 +47,7 @@ LANGUAGE = {
     "grid", "program_id", "num_programs", "context", "result", "range_n", "ceil_divide", "full",
     "zeros", "arange", "broadcast", "reshape", "transpose", "cast", "bitcast", "where", "sqrt",
     "rsqrt", "sigmoid", "fill", "prod", "cumsum", "cumprod", "cummax", "cummin", "dot",
-    "softmax_online", "softmax_accumulate", "index", "hold", "hole", "less", "less_equal", "most",
+    "softmax_online", "softmax_accumulate", "index", "hold", "hole", "most",
     "stack", "INF", "repeat_bits", "words", "pair_multiply_add", *HIDDEN,
 }  # fmt: skip
 MEMORY = {

@@ -34,8 +34,6 @@ from .language import grid
 from .language import hold
 from .language import hole
 from .language import index
-from .language import less
-from .language import less_equal
 from .language import max_ as max
 from .language import min_ as min
 from .language import most
@@ -252,8 +250,6 @@ __all__ = [
     "i8",
     "index",
     "into",
-    "less",
-    "less_equal",
     "load",
     "load_operand",
     "log",

@@ -13,7 +13,7 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.dtype import DType, promote, promote_scalar
 from ..core.errors import ShapeError
-from ..ir.symbol import Size, minimum
+from ..ir.symbol import minimum
 from ..ir.types import Shape
 from . import numeric
 from .value import (
@@ -21,10 +21,7 @@ from .value import (
     Edge,
     Edges,
     Index,
-    MemoryValue,
     TileValue,
-    Undefined,
-    Window,
     cast,
     current,
     number,
@@ -100,19 +97,18 @@ FLOAT_RESULT = {"divide", *numeric.OF_FLOATS}
 
 def elementwise(name: str, *values: Any) -> Any:
     """An elementwise op on tiles, indices and numbers: promoted, broadcast, floats in float32."""
-    read = (Undefined, Window, MemoryValue)
-    values = tuple([tile_of(v) if isinstance(v, read) else v for v in values])
+    values = tuple([v if number(v) else tile_of(v) for v in values])
     if name == "power" and values[1].__class__ is int and 1 <= values[1] <= 4:
         return _small_power(values[0], values[1])
     dtype = common_dtype(values)
     if name in FLOAT_RESULT and not dtype.is_float:
         dtype = dtypes.float32
     b = current().builder
-    tiles = aligned([cast(tile_of(v, dtype), dtype) for v in values])
+    tiles = aligned([cast(v, dtype) for v in values])
     node = b.apply(name, *(b.cast(t.node, dtype.wide) for t in tiles))
     if node.dtype is dtype.wide:
         node = b.cast(node, dtype)
-    return TileValue(node, join_edges(tiles), linear=_linear(name, values))
+    return TileValue(node, join_edges(tiles))
 
 
 def _small_power(x: Any, count: int) -> Any:
@@ -121,19 +117,6 @@ def _small_power(x: Any, count: int) -> Any:
     if count == 4:
         return elementwise("multiply", square, square)
     return elementwise("multiply", square, x) if count == 3 else square
-
-
-def _linear(name: str, values: Sequence[Any]) -> Size | None:
-    """Where a tile of following integers starts after an index was added to it."""
-    if name not in ("add", "subtract") or len(values) != 2:
-        return None
-    a, b = values
-    if name == "add" and not (isinstance(a, TileValue) and a.linear is not None):
-        a, b = b, a
-    if not (isinstance(a, TileValue) and a.linear is not None and isinstance(b, (int, Index))):
-        return None
-    step = b.size if isinstance(b, Index) else int(b)
-    return a.linear + step if name == "add" else a.linear - step
 
 
 ABOVE["elementwise"] = elementwise

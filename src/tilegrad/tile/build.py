@@ -41,11 +41,6 @@ def prune_body(body: Body, kind: str = "", target: Any = None) -> Body:
     return body
 
 
-def widens(narrow: DType, wide: DType) -> bool:
-    """Whether every value of a float dtype is one of a wider float dtype."""
-    return narrow.is_float and wide in (float32, float64) and narrow.bits < wide.bits
-
-
 @dataclass
 class Body:
     """The Tile IR of one launch: Block, grid, name, and scratch bytes a worker needs."""
@@ -91,6 +86,23 @@ def _sum(b: BodyBuilder, value: Expr) -> Node:
     return b.apply("add", total, value.constant) if value.constant else total
 
 
+def _of_two(b: BodyBuilder, value: Expr) -> Node:
+    names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
+    if low(value.args[0]) >= 0:
+        names.update(div="unsigned_divide", mod="unsigned_remainder")
+    args = sorted(value.args, key=repr) if value.kind in ("min", "max") else value.args
+    first, second = (b.index(x) for x in args)
+    return b.apply(names[value.kind], first, second)
+
+
+def ends_of(lower: Size, upper: Size, step: int) -> tuple[int, int]:
+    """The least and the most that a loop's index is."""
+    first, size = low(lower), high(upper) - low(lower)
+    whole = isinstance(lower, int) and isinstance(upper, int)
+    last = (size - 1) // step * step if whole else size - 1
+    return first, first + max(0, last)
+
+
 def _along(memory: Node, shape: Shape, axes: Shape | None) -> Shape:
     """The axes of a Memory that a tile lies along: its last ones unless others are named."""
     rank = len(memory.shape)
@@ -107,6 +119,7 @@ class BodyBuilder:
         self._context = self.builder.block(name, self.parameters)
         self.block = self._context.__enter__()
         self.atoms: dict[Expr, Node] = {}
+        self.exprs: dict[Node, Expr] = {}  # of indices
         self.serial = 0
 
     def finish(self, grid: Sequence[Size], **notes: Any) -> Body:
@@ -131,7 +144,7 @@ class BodyBuilder:
             return low
         self.serial += 1  # no other index has its name
         expr = named("loop", f"{name}{self.serial}", low, max(low, high))
-        self.atoms[expr] = node
+        self.atoms[expr], self.exprs[node] = node, expr
         return expr
 
     def bounded(self, name: str, node: Node, low: int, high: int) -> Size:
@@ -153,16 +166,11 @@ class BodyBuilder:
             return self.atoms[value]
         if value.kind == "symbol":
             return self.add(ops.symbol(value=value))
-        if value.kind == "sum":
-            return _sum(self, value)
         if value.kind == "loop":
             raise InternalError("tile.build", f"index {value} has no Node")
-        names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
-        if low(value.args[0]) >= 0:
-            names.update(div="unsigned_divide", mod="unsigned_remainder")
-        args = sorted(value.args, key=repr) if value.kind in ("min", "max") else value.args
-        a, b = (self.index(x) for x in args)
-        return self.apply(names[value.kind], a, b)
+        node = _sum(self, value) if value.kind == "sum" else _of_two(self, value)
+        self.exprs[node] = value
+        return node
 
     def constant(self, value: Any, dtype: DType, shape: Shape = ()) -> Node:
         """A constant tile."""
@@ -184,10 +192,12 @@ class BodyBuilder:
         shape = tuple(max(sizes) for sizes in zip(*padded))
         return [self.broadcast(i, shape) for i in inputs]
 
-    def apply(self, name: str, *inputs: Node | float) -> Node:
-        """An elementwise op by name, shapes broadcast; numbers have the dtype of the last Node."""
-        dtype = [i.dtype for i in inputs if isinstance(i, Node)][-1]
-        nodes = [i if isinstance(i, Node) else self.constant(i, dtype) for i in inputs]
+    def apply(self, name: str, *inputs: Node | Expr | float) -> Node:
+        """An elementwise op by name, shapes broadcast; an Expr becomes Nodes, and numbers have the
+        dtype of the last operand that is none."""
+        given = [self.index(i) if isinstance(i, Expr) else i for i in inputs]
+        dtype = [i.dtype for i in given if isinstance(i, Node)][-1]
+        nodes = [i if isinstance(i, Node) else self.constant(i, dtype) for i in given]
         return self.add(ops.ELEMENTWISE[name](*self._broadcast_all(nodes)))
 
     def where(self, mask: Node | None, x: Node, other: Any) -> Node:
@@ -198,8 +208,9 @@ class BodyBuilder:
         """x converted."""
         if x.dtype is dtype:
             return x
-        if x.op is ops.cast and x.inputs[0].dtype is dtype and widens(dtype, x.dtype):
-            return x.inputs[0]  # there and back again
+        held = dtype.is_float and x.dtype in (float32, float64) and dtype.bits < x.dtype.bits
+        if held and x.op is ops.cast and x.inputs[0].dtype is dtype:
+            return x.inputs[0]  # there, where no bit is lost, and back again
         return self.add(ops.cast(x, dtype=dtype))
 
     def bitcast(self, x: Node, dtype: DType) -> Node:
@@ -244,7 +255,7 @@ class BodyBuilder:
         steps = self.iota(size)
         if stride != 1:
             steps = self.apply("multiply", steps, stride)
-        return self.apply("add", self.index(start), steps)
+        return self.apply("add", start, steps)
 
     def extract(self, x: Node, index: int = 0) -> Node:
         """One index of the first axis of a tile."""
@@ -269,17 +280,17 @@ class BodyBuilder:
         mask: Node | None = None,
     ) -> Node:
         """A tile at an index; its axes are the Memory's last ones unless others are named."""
-        at, axes = [self.index(i) for i in index], _along(memory, shape, axes)
-        at += self._masks(mask, shape)
+        at, axes = self._at(index, shape, mask), _along(memory, shape, axes)
         return self.do(ops.load, memory, *at, shape=shape, axes=axes, masked=mask is not None)
 
-    def _masks(self, mask: Node | None, shape: Shape) -> list[Node]:
-        """A mask as the last input of an op, if there is one."""
+    def _at(self, index: Sequence[Node | Size], shape: Shape, mask: Node | None) -> list[Node]:
+        """An index, or offsets, and a mask as the last inputs of an op."""
+        found = [i if isinstance(i, Node) else self.index(i) for i in index]
         if mask is None:
-            return []
+            return found
         if mask.dtype is not bool_:
             raise InternalError("tile.build", "a mask is not bool")
-        return [mask if mask.shape in ((), shape) else self.broadcast(mask, shape)]
+        return [*found, mask if mask.shape in ((), shape) else self.broadcast(mask, shape)]
 
     def store(
         self,
@@ -290,8 +301,7 @@ class BodyBuilder:
         mask: Node | None = None,
     ) -> None:
         """Write a tile at an index, as `load` reads it."""
-        at, axes = [self.index(i) for i in index], _along(memory, value.shape, axes)
-        at += self._masks(mask, value.shape)
+        at, axes = self._at(index, value.shape, mask), _along(memory, value.shape, axes)
         self.do(ops.store, memory, value, *at, axes=axes, masked=mask is not None)
 
     def prefetch(self, memory: Node, *index: Size, to: str = "l1") -> None:
@@ -300,12 +310,12 @@ class BodyBuilder:
 
     def gather(self, memory: Node, offset: Node, mask: Node | None = None) -> Node:
         """Elements at offsets."""
-        return self.do(ops.gather, memory, offset, *self._masks(mask, offset.shape))
+        return self.do(ops.gather, memory, *self._at([offset], offset.shape, mask))
 
     def scatter(self, memory: Node, value: Node, offset: Node, mask: Node | None = None) -> None:
         """Write elements at offsets."""
         value, offset = self._broadcast_all([value, offset])
-        self.do(ops.scatter, memory, value, offset, *self._masks(mask, offset.shape))
+        self.do(ops.scatter, memory, value, *self._at([offset], offset.shape, mask))
 
     def require(
         self,
@@ -342,7 +352,7 @@ class BodyBuilder:
         the next, and after the loop what the last one left. An empty or single trip is written
         out."""
         state = [] if carried is None else carried
-        bounds = (low(lower), max(low(lower), high(upper) - 1)) if bounds is None else bounds
+        bounds = ends_of(lower, upper, step) if bounds is None else bounds
         if isinstance(lower, int) and isinstance(upper, int) and upper - lower <= step:
             if lower < upper:
                 yield lower

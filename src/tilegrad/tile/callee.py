@@ -5,8 +5,8 @@ result of the call, after those that are stored, in the order of the arguments. 
 alias the argument where that is donated, and copies the argument first where it is not. A kernel
 that was written once for all machines has a Source: its `launches` are for any machine (the
 interpreter, the types of results), those for a Target are made in the Schedule. Invariant: the key
-covers the text of every Body, the Source and the derivative, so equal keys compute the same and
-differentiate the same; a state is one argument and one result, with one type.
+covers the text of every Body and the Source (of a TensorCallee the derivative too), so equal keys
+compute the same and differentiate the same; a state is one argument and one result, with one type.
 
 A batched kernel has one more grid axis. Every program of the new first axis sees its own part of
 the batched Memories; arguments without a batch are shared. Program (i, ...) of the new Body does to
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ..core.target import Target
 
 Launches = tuple[tuple[Body, tuple[tuple[str, int], ...]], ...]
-Derivative = Callable[[list[Any], list[Any], list[Any]], list[Any]]
 
 
 class Source(Protocol):
@@ -68,14 +67,10 @@ class KernelCallee(Callee):
         self,
         name: str,
         launches: Launches,
-        vjp: Derivative | None = None,
-        jvp: Derivative | None = None,
-        tag: str = "",
         source: Source | None = None,
         source_key: str = "",
     ) -> None:
         self.name, self.launches, self.source = name, launches, source
-        self.vjp, self.jvp, self.tag = vjp, jvp, tag
         self.source_key = source_key if source is None else source.key
 
     @classmethod
@@ -103,10 +98,10 @@ class KernelCallee(Callee):
         """The hash of the Bodies' text: what is computed."""
         return hashlib.sha256(self.to_text().encode()).hexdigest()[:32]
 
-    @cached_property
+    @property
     def key(self) -> str:
-        """The content, and which derivative comes with it in this process."""
-        return f"{self.content}{self.tag}"
+        """The content; with derivatives it is more."""
+        return self.content
 
     def launches_for(self, target: Target) -> Launches:
         """The Bodies that a Target launches."""
@@ -124,15 +119,8 @@ class KernelCallee(Callee):
         return tuple(sorted({p for _, roles in self.launches for k, p in roles if k == "state"}))
 
     def types(self, role: str) -> tuple[Array, ...]:
-        """Types of the arguments ('read', states among them), or of the results that are stored
-        ('store'), in order."""
-        found: dict[int, Array] = {}
-        for body, roles in self.launches:
-            for parameter, (kind, place) in zip(body.parameters, roles):
-                type_ = memory_of(parameter)
-                if (kind == "store") is (role == "store"):
-                    found[place] = Array(type_.shape, type_.dtype)  # the last Body has it whole
-        return tuple(found[i] for i in sorted(found))
+        """Types of its arguments or results; see `types_of`."""
+        return types_of(self.launches, role)
 
     def result_types(self, argument_types: tuple[Type, ...]) -> tuple[Type, ...]:
         """The types of the results."""
@@ -171,6 +159,18 @@ class KernelCallee(Callee):
             memories = [results[i] if kind == "store" else inputs[i] for kind, i in roles]
             run(body, memories, symbols)
         return (*results, *(inputs[i] for i in self.states))
+
+
+def types_of(launches: Launches, role: str) -> tuple[Array, ...]:
+    """Types of the arguments ('read', states among them), or of the results that are stored
+    ('store'), in order."""
+    found: dict[int, Array] = {}
+    for body, roles in launches:
+        for parameter, (kind, place) in zip(body.parameters, roles):
+            type_ = memory_of(parameter)
+            if (kind == "store") is (role == "store"):
+                found[place] = Array(type_.shape, type_.dtype)  # the last Body has it whole
+    return tuple(found[i] for i in sorted(found))
 
 
 def bindings(types: tuple[Array, ...], arrays: tuple[Any, ...]) -> dict[str, int]:
@@ -231,7 +231,7 @@ def _batched(body: Body, flags: Sequence[bool], size: Size) -> Body:
                 attrs["axes"] = tuple(a + 1 for a in attrs["axes"])
             inputs = (*inputs[: INDEXED[name]], number, *inputs[INDEXED[name] :])
         elif name in OFFSET:
-            place, stride = OFFSET[name], b.index(product(memory_of(node.inputs[0]).shape))
+            place, stride = OFFSET[name], product(memory_of(node.inputs[0]).shape)
             start = b.apply("multiply", number, stride)
             inputs = (*inputs[:place], b.apply("add", inputs[place], start), *inputs[place + 1 :])
         else:

@@ -46,9 +46,7 @@ class Stage:
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
 
-    def undefined(self, name: str) -> Undefined:
-        """The value of a variable that is not set."""
-        return Undefined(name)
+    undefined = Undefined  # what a variable holds that is not set
 
     def plain_range(self, values: Any) -> Iterable[Any]:
         """What a loop with return, break or continue inside runs over."""
@@ -128,11 +126,13 @@ class Stage:
                 hint="use tile.where for whole tiles",
             )
         b, known = self.tracer.builder, set(self.tracer.builder.atoms)
-        sides = [
-            self._side(test, holds, function, given, names)
-            for holds, function in ((True, then), (False, otherwise))
-        ]
-        found = [side[1] for side in sides]
+        sides: list[tuple[Block, Values]] = []
+        for holds, name, function in ((True, "then", then), (False, "otherwise", otherwise)):
+            self.tracer.branches.append((test.node, holds))
+            with b.builder.block(name) as block:
+                sides.append((block, function(*given)))
+            self.tracer.branches.pop()
+        found = [after for _, after in sides]
         changed = [i for i in range(len(given)) if any(_differs(given[i], f[i]) for f in found)]
         leaving = {
             i: _shared(names[i], [f[i] for f in found], known)
@@ -147,26 +147,6 @@ class Stage:
         for i in changed:
             answer[i] = Undefined(names[i], "is set in only one branch")
         return _after(b, node, leaving, answer)
-
-    def _side(
-        self,
-        test: TileValue,
-        holds: bool,
-        function: Turn,
-        given: Values,
-        names: Names,
-    ) -> tuple[Block, list[Any]]:
-        """One side, and what it makes of the variables; numbers that it sets are tiles."""
-        b = self.tracer.builder
-        self.tracer.branches.append((test.node, holds))
-        name = "then" if holds else "otherwise"
-        with b.builder.block(name) as block:
-            found = list(function(*given))
-            for i, (before, after) in enumerate(zip(given, found)):
-                if number(after) and _differs(before, after):
-                    found[i] = fitted(after, _common(names[i], [after]))
-        self.tracer.branches.pop()
-        return block, found
 
 
 def _count(value: Any) -> int | None:
@@ -296,10 +276,9 @@ def _check_leaving(name: str, edges: Edges | None, known: set[Expr]) -> None:
 
 def fitted(value: Any, type_: Tile) -> TileValue:
     """A value as a tile of a type; numbers are repeated."""
-    found = tile_of(value, type_.dtype if number(value) else None)
     if number(value):
-        found = broadcast(cast(found, type_.dtype), type_.shape)
-    return found
+        return broadcast(cast(value, type_.dtype), type_.shape)
+    return tile_of(value)
 
 
 @dataclass

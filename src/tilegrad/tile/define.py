@@ -36,9 +36,9 @@ from ..core.errors import DTypeError, TraceError, UserError
 from ..core.target import Target
 from ..ir.node import exact
 from ..ir.symbol import Size, ceil_divide, high
-from ..ir.types import Array, Memory, Type, product
+from ..ir.types import Array, Memory, product
 from .build import Body, BodyBuilder, prune
-from .callee import KernelCallee, Launches
+from .callee import KernelCallee, Launches, types_of
 from .control import Stage
 from .language_memory import returned
 from .plan import Plan
@@ -168,15 +168,11 @@ class Definition:
             self.check_dtypes(f"argument {name}", name, [type_.dtype], hint)
         parameters = [(n, Memory(v.shape, v.dtype)) for n, v in arrays]
         chosen = fitted(filled, plan, arrays)
-        tracer = Tracer(self.name, parameters, chosen, plan, guards)
+        tracer = Tracer(BodyBuilder(self.name, parameters), chosen, plan, guards)
         memories = {m.name: m for m in tracer.inputs}
         with tracer.active():
             call = staged(self.function).bind(Stage(tracer), values)
-            bound = self.signature.bind_partial()
-            bound.arguments.update({n: memories.get(n, v) for n, v in given.items()})
-            own = self.signature.parameters
-            more = {n: v for n, v in bound.arguments.items() if n not in own}
-            returned(call(*bound.args, **bound.kwargs, **more))
+            returned(call(**{n: memories.get(n, v) for n, v in given.items()}))
         self.check_dtypes("result", "return", [result.dtype for result in tracer.results])
         body = tracer.finish()
         prune(body.block, set())
@@ -234,10 +230,8 @@ def fill_body(name: str, type_: Memory, value: float) -> Body:
     lanes = 64
     start = b.program(0, ceil_divide(count, lanes)) * lanes
     tile = b.constant(value, type_.dtype, (lanes,))
-    b_mask = None
-    if not (isinstance(count, int) and count % lanes == 0):
-        b_mask = b.apply("less", b.line(start, lanes), b.index(count))
-    b.store(b.parameters[0], tile, (start,), mask=b_mask)
+    mask = b.apply("less", b.line(start, lanes), count) if count % lanes != 0 else None
+    b.store(b.parameters[0], tile, (start,), mask=mask)
     return b.finish((ceil_divide(count, lanes),), level="portable")
 
 
@@ -256,8 +250,14 @@ class Instance:
         self.reached = reached(definition.function)
         self.values = staged(definition.function).values()
         self.checked = config().checked
-        self._portable: Launches | None = None
-        self.known: dict[tuple[str, bool], Launches] = {}
+        self.known: dict[str, Launches] = {}
+        try:  # Bodies for any machine; the kernel's own mistakes are told here
+            self.portable = self._traced(SMALL)
+        except UserError as first:
+            try:
+                self.portable = self._traced(LARGE)
+            except UserError:
+                raise first from None
 
     @cached_property
     def key(self) -> str:
@@ -269,40 +269,24 @@ class Instance:
         parts = (stable(self.reached), given, str(self.plan), self.checked)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
-    @property
-    def portable(self) -> Launches:
-        """Bodies for any machine; the kernel's own mistakes are told here."""
-        if self._portable is None:
-            try:
-                self._portable = self._traced(SMALL, guards=True)
-            except UserError as first:
-                try:
-                    self._portable = self._traced(LARGE, guards=True)
-                except UserError:
-                    raise first from None
-        return self._portable
-
     def launches(self, target: Target) -> Launches:
         """Bodies for a Target, by the Plan that suits it."""
-        guards = not target.has_threads or self.checked
-        found = self.known.get((target.key, guards))
-        if found is None:
-            found = self._made(target, guards)
-            self.known[target.key, guards] = found
-        return found
+        if target.key not in self.known:
+            self.known[target.key] = self._made(target)
+        return self.known[target.key]
 
-    def _made(self, target: Target, guards: bool) -> Launches:
+    def _made(self, target: Target) -> Launches:
         name = self.definition.name
         if reached(self.definition.function) != self.reached:
             LOG.info("kernel %s: what it reaches has changed since it was called", name)
             return self.portable
-        made = self._traced(self.plan.filled(target), guards)
-        if _results(made) != _results(self.portable):
+        made = self._traced(self.plan.filled(target), not target.has_threads or self.checked)
+        if types_of(made, "store") != types_of(self.portable, "store"):
             LOG.info("kernel %s: shapes of its results follow from its Plan", name)
             return self.portable
         return made
 
-    def _traced(self, filled: Plan, guards: bool) -> Launches:
+    def _traced(self, filled: Plan, guards: bool = True) -> Launches:
         full = self.plan.over(filled)
         return self.definition.trace(self.given, self.plan, full, guards, self.values)
 
@@ -313,16 +297,6 @@ def instance(definition: Definition, given: Mapping[str, Any], plan: Plan) -> In
         lambda: Instance(definition, given, plan), given, plan, "instance", config().checked
     )
     return found
-
-
-def _results(launches: Launches) -> dict[int, Type]:
-    """Types of the results."""
-    return {
-        place: parameter.type
-        for body, roles in launches
-        for parameter, (kind, place) in zip(body.parameters, roles)
-        if kind == "store"
-    }
 
 
 # ---- what a function reaches --------------------------------------------------------------------

@@ -16,7 +16,6 @@ the box, element by element, and where the mask holds each is inside of the arra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product as corners_of
 from typing import Any, NamedTuple
 
@@ -128,7 +127,8 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
         if below and above:
             continue
         if wrong and certain:
-            raise _error(name, size, axis, _shown(t, at))
+            least, most, _ = extremes(t, at)
+            raise _error(name, size, axis, at if least == most else f"{least} .. {most}")
         if not t.guards:
             continue
         node = b.index(at)
@@ -138,11 +138,6 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
         else:
             mask = b.logical_and(mask, inside)
     return tuple(index), mask
-
-
-def _shown(t: Tracer, at: Size) -> str:
-    least, most, _ = extremes(t, at)
-    return f"{at}" if least is most or least == most else f"{least} .. {most}"
 
 
 def _guard(
@@ -158,7 +153,7 @@ def _guard(
     b, (below, above) = t.builder, known
     inside = None if below else b.apply("less_equal", 0, at)
     if not above:
-        inside = b.logical_and(inside, b.apply("less", at, b.index(size)))
+        inside = b.logical_and(inside, b.apply("less", at, size))
     assert inside is not None
     what, expected = said
     b.require(inside, f"tile.{op}: {what}\n  expected: {expected}", user_location(), mask)
@@ -171,10 +166,9 @@ def _guard(
 def _follow(t: Tracer, node: Node, known: dict[Node, Any], of: Callable[..., Any]) -> Any:
     """What is known of a Node, once of(one, its Expr if it has one) was found for all that it
     follows from."""
-    exprs = {n: e for e, n in t.builder.atoms.items()}
     for one in topological([node], stop=known.__contains__):
         if one not in known:
-            known[one] = of(one, exprs.get(one))
+            known[one] = of(one, t.builder.exprs.get(one))
     return known[node]
 
 
@@ -239,20 +233,21 @@ def proved(t: Tracer, offset: Node, count: Size, mask: Node | None) -> tuple[boo
 
 def offsets_within(
     op: str, memory: MemoryValue, offset: Node, mask: Node | None
-) -> tuple[Node, Node | None, Box | None]:
-    """Offsets and mask of an access, so that it stays inside, and the Box that they are."""
-    t, shape = tracer(), memory.type.shape
+) -> tuple[Node, Node | None, dict[str, Any]]:
+    """Offsets and mask of an access, so that it stays inside, and what is noted of it."""
+    t = tracer()
     offset = t.builder.cast(offset, int64)
-    box = box_of(t, shape, offset, mask)
-    if box is not None:
-        return offset, mask, box
-    return *_guarded(t, op, memory, offset, mask), None
+    at, cut = box_of(t, memory, offset, mask)
+    if at is None:
+        offset, mask = _guarded(t, op, memory, offset, mask)
+        at = offset
+    return offset, mask, {"at": at, "mask": mask, "cut": cut}
 
 
 def _guarded(
     t: Tracer, op: str, memory: MemoryValue, offset: Node, mask: Node | None
 ) -> tuple[Node, Node | None]:
-    """Offsets that are no Box, and their mask."""
+    """Offsets that are no box, and their mask."""
     count = product(memory.type.shape)
     known = proved(t, offset, count, mask)
     if all(known):
@@ -325,15 +320,6 @@ class Lines(NamedTuple):
     base: Size
 
 
-@dataclass(frozen=True)
-class Box:
-    """Where offsets begin along each axis of the array, and which tile axis lies along which."""
-
-    index: tuple[Size, ...]
-    axes: Shape
-    cut: bool  # the mask leaves out more than what lies beyond the ends
-
-
 def lines_of(t: Tracer, node: Node) -> Lines | None:
     """A tile of integers as Lines, if it is one."""
 
@@ -356,7 +342,7 @@ def _lines(t: Tracer, node: Node) -> Lines | None:
     given = [lines for i in node.inputs if (lines := t.lines.get(i)) is not None]
     if not given or len(given) < len(node.inputs):
         return None
-    if name == "cast" and node.inputs[0].dtype.bits <= node.dtype.bits:
+    if name == "cast" and range_at(t, node.inputs[0]) == range_at(t, node):
         return given[0]
     if name in ("broadcast", "reshape"):
         return _moved(given[0], node)
@@ -388,17 +374,18 @@ def _combined(name: str, a: Lines, b: Lines) -> Lines | None:
     return Lines(tuple(f * a.base for f in b.factors), b.base * a.base)
 
 
-def box_of(t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None) -> Box | None:
-    """The Box that offsets are, if bounds or the mask prove that it is inside."""
-    whole = lines_of(t, offset)
+def box_of(t: Tracer, memory: MemoryValue, offset: Node, mask: Node | None) -> tuple[Any, bool]:
+    """The Window that offsets are, if bounds or the mask prove that it is inside; whether the mask
+    leaves out more than what lies beyond the ends."""
+    whole, shape = lines_of(t, offset), memory.type.shape
     if whole is None or not shape or any(f == 0 for f in whole.factors):
-        return None
+        return None, True
     found = [_test(t, *condition) for condition in _conditions(mask)]
     tests = [test for test in found if test is not None]
     index: list[Size] = []
     along: list[int | None] = []
     rest, used = whole.base, 0
-    for size, stride in zip(shape, row_major(tuple(shape))):
+    for size, stride in zip(shape, row_major(shape)):
         axis = next(
             (a for a, f in enumerate(whole.factors) if f == stride and a not in along), None
         )
@@ -406,15 +393,16 @@ def box_of(t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None) ->
         start = test.base if test is not None else floor_divide(rest, stride)
         end = start + (0 if axis is None else offset.shape[axis] - 1)
         if not _halves(t, start, size)[0] or (test is None and not _halves(t, end, size)[1]):
-            return None
+            return None, True
         index.append(start)
         along.append(axis)
         used += test is not None
         rest = rest - start * stride
     if rest != 0 or any(a not in along for a in range(len(whole.factors))):
-        return None
+        return None, True
     axes = tuple(along.index(a) for a in range(len(whole.factors)))
-    return Box(tuple(index), axes, cut=None in found or used < len(tests))
+    box = Window(memory, tuple(index), offset.shape, axes)
+    return box, None in found or used < len(tests)
 
 
 def _counts(v: Lines, axis: int | None) -> bool:

@@ -212,29 +212,20 @@ def index(value: Any, low: int = 0, high: int = FAR) -> Any:
 def hold(value: Any, name: str = "held", bounds: tuple[int, int] | None = None) -> Any:
     """An index computed here, once: what follows knows its bounds (or those that are given), and
     not how it came about."""
-    t, tile = tracer(), isinstance(value, TileValue) and bounds is not None
-    size = 0 if tile else size_of(value, "index")
-    if bounds is None and isinstance(size, int):
-        return size
-    node = value.node if tile else t.builder.index(size)
-    if bounds is not None:
-        node = bounded(t, node, *bounds)
-    return index_of(t.builder.atom(name, node, *(bounds or (low(size), high(size)))))
-
-
-def less_equal(a: Any, b: Any) -> TileValue:
-    """a <= b of indices, found out when the kernel runs, whatever their bounds say."""
-    return TileValue(tracer().builder.less_equal(size_of(a, "index"), size_of(b, "index")))
+    t = tracer()
+    if bounds is None:
+        size = size_of(value, "index")
+        if isinstance(size, int):
+            return size
+        node, bounds = t.builder.index(size), (low(size), high(size))
+    else:
+        node = bounded(t, cast_tile(value, dtypes.int64).node, *bounds)
+    return index_of(t.builder.atom(name, node, *bounds))
 
 
 def most(value: Any) -> int:
     """The most that an index is, by its bounds."""
     return high(size_of(value, "index"))
-
-
-def less(a: Any, b: Any) -> TileValue:
-    """a < b of indices, found out when the kernel runs, whatever their bounds say."""
-    return TileValue(tracer().builder.less(size_of(a, "index"), size_of(b, "index")))
 
 
 def hole(name: str, shape: Any, *inputs: Any, dtype: Any = dtypes.float32) -> TileValue:
@@ -257,7 +248,7 @@ def full(shape: Any, value: Any, dtype: Any = dtypes.float32) -> TileValue:
     sizes, chosen = static_shape(shape), dtype_of(dtype)
     if isinstance(value, (int, float)):
         return TileValue(tracer().builder.constant(value, chosen, sizes))
-    return broadcast_tile(cast_tile(tile_of(value), chosen), sizes)
+    return broadcast_tile(cast_tile(value, chosen), sizes)
 
 
 def zeros(shape: Any, dtype: Any = dtypes.float32) -> TileValue:
@@ -273,7 +264,7 @@ def arange(start: int, stop: int | None = None, dtype: Any = dtypes.int64) -> Ti
         raise ShapeError("an empty tile", got=(first, last))
     b = tracer().builder
     chosen = dtype_of(dtype)
-    line = TileValue(b.iota(size, chosen), linear=0)
+    line = TileValue(b.iota(size, chosen))
     return elementwise("add", line, first) if first else line
 
 
@@ -410,7 +401,7 @@ def where(condition: Any, a: Any, b: Any) -> TileValue:
     test = tile_of(condition, dtypes.bool_ if number(condition) else None)
     a, b = (v if number(v) else tile_of(v) for v in (a, b))
     dtype = common_dtype([a, b])
-    values = aligned([test, *[cast_tile(tile_of(v, dtype), dtype) for v in (a, b)]])
+    values = aligned([test, *[cast_tile(v, dtype) for v in (a, b)]])
     node = do(ops.where, *[v.node for v in values])
     return TileValue(node, join_edges(values))
 
@@ -450,16 +441,6 @@ def sigmoid(x: Any) -> Any:
 # ---- edges ------------------------------------------------------------------------------------
 
 
-def edge_mask(edge: Edge, size: int) -> Node:
-    """Which positions of an axis are elements."""
-    b = tracer().builder
-    at = b.line(edge.start, size)
-    mask = b.apply("less", at, b.index(edge.limit))
-    if low(edge.start) < 0:
-        mask = b.apply("bit_and", b.apply("less_equal", 0, at), mask)
-    return mask
-
-
 def mask_of(shape: Shape, edges: Edges) -> Node | None:
     """Which elements of a tile exist; None if all do."""
     b = tracer().builder
@@ -467,10 +448,13 @@ def mask_of(shape: Shape, edges: Edges) -> Node | None:
     for axis, (size, edge) in enumerate(zip(shape, edges)):
         if edge is None:
             continue
-        line = edge_mask(edge, size)
+        at = b.line(edge.start, size)
+        line = b.apply("less", at, edge.limit)
+        if low(edge.start) < 0:
+            line = b.apply("bit_and", b.apply("less_equal", 0, at), line)
         tail = len(shape) - axis - 1
         if tail:
-            line = b.add(ops.reshape(line, shape=(size, *(1,) * tail)))
+            line = b.reshape(line, (size, *(1,) * tail))
         found = b.logical_and(found, b.broadcast(line, shape))
     return found
 
@@ -495,7 +479,7 @@ def masked(x: TileValue, mask: Node | None, other: Any) -> TileValue:
     """A tile with another value where a mask does not hold."""
     if other is None or mask is None:
         return x
-    rest = cast_tile(tile_of(other, x.dtype), x.dtype)
+    rest = cast_tile(other, x.dtype)
     return TileValue(tracer().builder.apply("where", mask, x.node, rest.node), x.edges)
 
 

@@ -18,7 +18,7 @@ from ..ir.symbol import Size
 from ..ir.types import Shape
 from . import ops, placed
 from .arithmetic import aligned, broadcast, broadcast_shape, join_edges
-from .inside import offsets_within, within
+from .inside import lines_of, offsets_within, within
 from .language import do, mask_of, masked, static, static_shape
 from .trace import Rows, tracer
 from .value import (
@@ -96,7 +96,7 @@ def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
 
 def _offsets(source: Any, index: Any) -> TileValue | None:
     """Linear offsets of elements, where an index is a tile of them (or a part of an array)."""
-    if isinstance(source, MemoryValue) and isinstance(index, Window) and index.shape:
+    if isinstance(index, Window) and index.shape:
         index = load(index)
     if isinstance(source, MemoryValue) and isinstance(index, TileValue) and index.shape:
         if not index.dtype.is_integer:
@@ -110,9 +110,10 @@ def _place(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> W
     offsets = _offsets(source, index)
     if offsets is None:
         return window(source, index, shape, axes)
-    if offsets.linear is None or source.ndim != 1:
+    lines = lines_of(tracer(), offsets.node)
+    if lines is None or lines.factors != (1,) or source.ndim != 1:
         return offsets
-    return Window(source, (offsets.linear,), offsets.shape, (0,))
+    return Window(source, (lines.base,), offsets.shape, (0,))  # they follow one another
 
 
 def load(
@@ -131,23 +132,21 @@ def load(
     """A tile of an array: `x[i, 0:64]`, an index and a shape, linear offsets, or rows and cols.
 
     Beyond the end of the array the tile has no elements (see `fill`); where a mask is false it
-    holds `other` (0), and nothing is read.
+    holds `other` (0), and nothing is read. `vector` and `prefetch` are hints, which no machine
+    needs: each chooses by itself.
     """
     t = tracer()
-    for name, hint in (("vector", vector), ("prefetch", prefetch)):
-        if hint is not None:
-            t.hints[name] = hint
     rows = index if isinstance(index, Rows) else rows
     place = _place(source, index, shape, axes) if rows is None else _rows_window(source, rows, cols)
     whole, cut = _whole_mask(mask, place.shape, place.edges)
     if isinstance(place, Window):
         at, whole = within("load", place, whole, cut)
         node = t.builder.load(place.memory.node, at, place.shape, place.axes, whole)
-        t.touch("load", place.memory, place, place.shape, mask=whole, cut=cut)
+        t.touch("load", place.memory, place, mask=whole, cut=cut)
     else:
-        offsets, whole, box = offsets_within("load", source, place.node, whole)
+        offsets, whole, known = offsets_within("load", source, place.node, whole)
         node = t.builder.gather(source.node, offsets, whole)
-        t.touch_at("load", source, box, offsets, place.shape, mask=whole)
+        t.touch("load", source, **known)
     return masked(TileValue(node, place.edges, (True,) * len(place.shape)), whole, other)
 
 
@@ -188,7 +187,7 @@ def store(
         )
     if not isinstance(memory, MemoryValue):
         raise DTypeError("not an array", got=repr(target))
-    tile = cast(tile_of(value, memory.dtype), memory.dtype)
+    tile = cast(value, memory.dtype)
     _put(memory, _place(target, index, tile.shape, axes), tile, mask, unique)
 
 
@@ -208,14 +207,14 @@ def _put(
         at, whole = within("store", place, whole, cut)
         t.builder.store(memory.node, tile.node, at, place.axes, whole)
         cut |= edges != place.edges
-        t.touch("store", memory, place, place.shape, cut=cut, mask=whole, unique=unique)
+        t.touch("store", memory, place, cut=cut, mask=whole, unique=unique)
     else:
         tile, place = aligned([tile, place])
         edges = join_edges([tile, place])
         whole, _ = _whole_mask(mask, tile.shape, edges)
-        offsets, whole, box = offsets_within("store", memory, place.node, whole)
+        offsets, whole, known = offsets_within("store", memory, place.node, whole)
         t.builder.scatter(memory.node, tile.node, offsets, whole)
-        t.touch_at("store", memory, box, offsets, tile.shape, mask=whole, unique=unique)
+        t.touch("store", memory, **known, unique=unique)
 
 
 def returned(value: Any) -> None:
@@ -262,18 +261,18 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         box = window(memory, index, (), None)
         strides = memory.type.element_strides()
         offsets = TileValue(b.index(sum(i * stride for i, stride in zip(box.index, strides))))
-    tile = broadcast(cast(tile_of(value, memory.dtype), memory.dtype), offsets.shape)
+    tile = broadcast(cast(value, memory.dtype), offsets.shape)
     edges = join_edges([tile, offsets])
     whole, cut = _whole_mask(mask, offsets.shape, edges)
     wide_offsets = b.cast(offsets.node, dtypes.int64)
     if box is None:
-        wide_offsets, whole, _ = offsets_within("atomic_add", memory, wide_offsets, whole)
+        wide_offsets, whole, known = offsets_within("atomic_add", memory, wide_offsets, whole)
     else:
         _, whole = within("atomic_add", box, whole, cut)
+        known = {"at": box, "mask": whole, "cut": cut}
     masks = [] if whole is None else [whole]
     node = do(placed.atomic_add, memory.node, tile.node, wide_offsets, *masks)
-    each = wide_offsets if box is None else None
-    tracer().touch("add", memory, box, offsets.shape, offsets=each, mask=whole, cut=True)
+    tracer().touch("add", memory, **known)
     return TileValue(node, edges)
 
 

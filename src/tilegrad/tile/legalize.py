@@ -17,16 +17,15 @@ over k.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ..core.dtype import DType
 from ..core.errors import InternalError
 from ..core.target import MatrixUnit, Target
 from ..ir.block import Block, argument
 from ..ir.node import Node, located, needs
 from ..ir.symbol import Size
-from ..ir.types import Shape, row_major
+from ..ir.types import NOTHING, Memory, Shape, row_major
 from . import ops
 from .build import Body, BodyBuilder
 from .numeric import COMBINE
@@ -69,21 +68,27 @@ DEEPEST = 96  # values on values before one is stored
 # ---- elementwise and shape ------------------------------------------------------------------
 
 
-def _elementwise(into: Pieces, node: Node) -> None:
-    inputs = [into.source(i) for i in node.inputs]
+def _by_element(into: Pieces, node: Node) -> None:
+    """An op on elements, on those of a Memory at offsets, or a check of them."""
+    memories = [into.values[i] for i in node.inputs if isinstance(i.type, Memory)]
+    inputs = [into.source(i) for i in node.inputs[len(memories) :]]
 
     def piece(index: Indices, lanes: int) -> Node:
-        return into.b.do(node.op, *[s.piece(index, lanes) for s in inputs], **node.attrs)
+        pieces = [s.piece(index, lanes) for s in inputs]
+        return into.b.do(node.op, *memories, *pieces, **node.attrs)
 
+    if node.type is NOTHING:
+        for index, lanes in into.each(inputs[0].shape):
+            piece(index, lanes)
+        return
     found = Source(node.shape, node.dtype, piece, depth=1 + max(s.depth for s in inputs))
-    if found.depth > DEEPEST:  # pieces are made by calls within calls
-        into.sources[node] = into.keep(found)
-    else:
-        into.set(node, found)
+    if node.op.effect or found.depth > DEEPEST:  # pieces are made by calls within calls
+        found = into.keep(found)
+    into.give(node, found)
 
 
 def _constant(into: Pieces, node: Node) -> None:
-    into.set(node, into.cheap(node))
+    into.give(node, into.cheap(node))
 
 
 _iota = _broadcast = _constant
@@ -92,9 +97,9 @@ _iota = _broadcast = _constant
 def _reshape(into: Pieces, node: Node) -> None:
     inner = into.source(node.inputs[0])
     if same_axes(inner.shape, node.shape):
-        into.set(node, into.viewed(inner, node.shape))
+        into.give(node, into.viewed(inner, node.shape))
     else:
-        into.set(node, into.keep(inner, node.shape))
+        into.give(node, into.keep(inner, node.shape))
 
 
 def _words(into: Pieces, node: Node) -> None:
@@ -112,7 +117,7 @@ def _transpose(into: Pieces, node: Node) -> None:
         inner = inner if inner.place is not None else into.keep(inner)
         flat = _strided(into, inner, order, node.shape)
         flat.turned = inner
-        into.sources[node] = into.keep(flat) if into.uses[node] > 1 else flat
+        into.give(node, flat)
     elif order[-1] == len(order) - 1:
 
         def piece(index: Indices, lanes: int) -> Node:
@@ -121,9 +126,9 @@ def _transpose(into: Pieces, node: Node) -> None:
                 own[axis] = i
             return inner.piece(tuple(own), lanes)
 
-        into.set(node, Source(node.shape, inner.dtype, piece, depth=inner.depth + 1))
+        into.give(node, Source(node.shape, inner.dtype, piece, depth=inner.depth + 1))
     else:
-        into.set(node, into.keep(_strided(into, inner, order, node.shape)))
+        into.give(node, into.keep(_strided(into, inner, order, node.shape)))
 
 
 def _strided(into: Pieces, inner: Source, order: Shape, shape: Shape) -> Source:
@@ -142,51 +147,49 @@ def _extract(into: Pieces, node: Node) -> None:
 
 
 def _reduce(into: Pieces, node: Node) -> None:
-    b, inner, (axis, kind) = into.b, into.source(node.inputs[0]), _along(node)
-    if node.shape == ():
-        into.values[node] = _folded(into, inner, (), kind)
+    inner, rank = into.source(node.inputs[0]), len(node.shape)
+    if rank == 0:
+        into.values[node] = _reduced(into, inner, node, (), 0)
         return
     place = into.room(node.shape, node.dtype)
-    if axis == len(inner.shape) - 1:
-        for index, _ in into.each((*node.shape, 1)):
-            b.store(place, _folded(into, inner, index[:-1], kind), index[:-1])
-    else:
-        for index, lanes in into.each(node.shape):
-            total = [inner.piece((*index[:axis], 0, *index[axis:]), lanes)]
-            for k in b.each("k", 1, inner.shape[axis], 1, total):
-                more = inner.piece((*index[:axis], k, *index[axis:]), lanes)
-                total[:] = [b.apply(COMBINE[kind], total[0], more)]
-            b.store(place, total[0], index)
+    for index, lanes in into.each(node.shape if node.attrs["axis"] < rank else (*node.shape, 1)):
+        into.b.store(place, _reduced(into, inner, node, index[:rank], lanes), index[:rank])
     into.give(node, into.stored(place))
 
 
-def _along(node: Node) -> tuple[int, str]:
-    """The axis and the kind of a reduction."""
-    return node.attrs["axis"], node.attrs["kind"]
+def _reduced(into: Pieces, inner: Source, node: Node, index: Indices, lanes: int) -> Node:
+    """A piece of what a reduction gives: one number where the axis is the last, all of whose
+    elements are in pieces."""
+    across = node.attrs["axis"] < len(index)
+    wide = lanes if across else into.width(inner.shape)
+    total: list[Node] = []
+    for _ in _running(into, inner, node, index, wide, total):
+        pass
+    return total[0] if across else into.b.reduce(total[0], 0, node.attrs["kind"])
 
 
-def _folded(into: Pieces, inner: Source, index: Indices, kind: str) -> Node:
-    """The reduction of one row, along the last axis."""
-    lanes, size = into.width(inner.shape), inner.shape[-1]
-    total = [inner.piece((*index, 0), lanes)]
-    for i in into.b.each("i", lanes, size, lanes, total, bounds=(lanes, size - lanes)):
-        total[:] = [into.b.apply(COMBINE[kind], total[0], inner.piece((*index, i), lanes))]
-    return into.b.reduce(total[0], 0, kind)
+def _running(
+    into: Pieces, inner: Source, node: Node, index: Indices, lanes: int, total: list[Node]
+) -> Iterator[Indices]:
+    """Where each piece along the axis of a reduction lies; `total` is it and those before it."""
+    axis, combine = node.attrs["axis"], COMBINE[node.attrs["kind"]]
+    step = lanes if axis == len(inner.shape) - 1 else 1
+    total[:] = [inner.piece((*index[:axis], 0, *index[axis:]), lanes)]
+    yield (*index[:axis], 0, *index[axis:])
+    for k in into.b.each("k", step, inner.shape[axis], step, total):
+        here = (*index[:axis], k, *index[axis:])
+        total[:] = [into.b.apply(combine, total[0], inner.piece(here, lanes))]
+        yield here
 
 
 def _cumulative(into: Pieces, node: Node) -> None:
-    b, inner, (axis, kind) = into.b, into.source(node.inputs[0]), _along(node)
-    place, last = into.room(node.shape, node.dtype), len(node.shape) - 1
+    inner, axis, last = into.source(node.inputs[0]), node.attrs["axis"], len(node.shape) - 1
+    place = into.room(node.shape, node.dtype)
     rest = (*node.shape[:axis], *node.shape[axis + 1 :]) if axis < last else (*node.shape[:-1], 1)
     for index, lanes in into.each(rest):
-        outer = index[:-1] if axis == last else index
-        here = (*outer[:axis], 0, *outer[axis:])
-        total = [inner.piece(here, lanes)]
-        b.store(place, total[0], here, (last,))
-        for k in b.each("k", 1, node.shape[axis], 1, total):
-            here = (*outer[:axis], k, *outer[axis:])
-            total[:] = [b.apply(COMBINE[kind], total[0], inner.piece(here, lanes))]
-            b.store(place, total[0], here, (last,))
+        total: list[Node] = []
+        for here in _running(into, inner, node, index[:last], lanes, total):
+            into.b.store(place, total[0], here, (last,))
     into.give(node, into.stored(place))
 
 
@@ -210,30 +213,24 @@ def _vector_dot(into: Pieces, node: Node) -> Source:
     depth, whole = node.inputs[0].shape[1], m // rows * rows
 
     def tile(i: Size, j: Size, rows: int) -> None:
-        total = [_corner(into, c, i, j, (rows, columns), wide)]
+        if c.place is not None and c.dtype is wide:
+            total = [into.b.load(c.place, (i, j), (rows, columns))]
+        else:
+            lines = [into.b.cast(c.piece((i + r, j), columns), wide) for r in range(rows)]
+            total = [into.b.do(ops.stack_rows, *lines)]
         for p in into.b.each("k", 0, depth, 1, total, unroll=4 if depth % 4 == 0 else 1):
             x = into.b.load(left, (i, p), (rows, 1))
             y = into.b.load(right, (p, j), (1, columns))
             total[:] = [into.b.do(ops.dot, x, y, total[0])]
         into.b.store(place, total[0], (i, j))
 
-    for j in into.along("column", n, columns):
-        for i in into.b.each("row", 0, whole, rows, bounds=(0, max(0, whole - rows))):
+    for j in into.b.each("column", 0, n, columns):
+        for i in into.b.each("row", 0, whole, rows):
             tile(i, j, rows)
         if whole < m:
             tile(whole, j, m - whole)
     found = into.stored(place)
     return found if wide is node.dtype else into.keep(found, dtype=node.dtype)
-
-
-def _corner(
-    into: Pieces, c: Source, i: Size, j: Size, shape: tuple[int, int], dtype: DType
-) -> Node:
-    """A small tile of a value."""
-    if c.place is not None and c.dtype is dtype:
-        return into.b.load(c.place, (i, j), shape)
-    rows = [into.b.cast(c.piece((i + r, j), shape[1]), dtype) for r in range(shape[0])]
-    return into.b.do(ops.stack_rows, *rows)
 
 
 # ---- memory ---------------------------------------------------------------------------------
@@ -258,30 +255,6 @@ def _store(into: Pieces, node: Node) -> None:
         into.b.store(memory, piece, where, touch.axes[-1:], mask(index, lanes))
 
 
-def _gather(into: Pieces, node: Node) -> None:
-    """Elements at offsets: gather and atomic_add give a value, scatter none."""
-    memory = into.values[node.inputs[0]]
-    inputs = [into.source(i) for i in node.inputs[1:]]
-
-    def piece(index: Indices, lanes: int) -> Node:
-        return into.b.do(node.op, memory, *[s.piece(index, lanes) for s in inputs], **node.attrs)
-
-    if node.op is not ops.scatter:
-        into.sources[node] = into.keep(Source(node.shape, node.dtype, piece))
-        return
-    for index, lanes in into.each(inputs[1].shape):
-        piece(index, lanes)
-
-
-_scatter = _gather
-
-
-def _require(into: Pieces, node: Node) -> None:
-    condition = into.source(node.inputs[0])
-    for index, lanes in into.each(condition.shape):
-        into.b.do(ops.require, condition.piece(index, lanes), **node.attrs)
-
-
 # ---- the walk -------------------------------------------------------------------------------
 
 
@@ -298,8 +271,8 @@ def _node(into: Pieces, node: Node) -> None:
         into.values[node] = into.b.add(node.with_inputs(inputs))
     elif name in HANDLERS:
         HANDLERS[name](into, node)
-    elif node.op.category in ("unary", "binary", "compare", "ternary"):
-        _elementwise(into, node)
+    elif node.op.category in BY_ELEMENT or name in BY_ELEMENT:
+        _by_element(into, node)
     else:
         raise InternalError("tile.legalize", f"{node.op} of a large tile: {node.type}")
 
@@ -372,8 +345,8 @@ def _get(into: Pieces, node: Node) -> None:
 
 
 ALL_SIZES = ("loop", "branch", "allocate", "get")  # rows for small values too
+BY_ELEMENT = (*ops.OPERANDS, "gather", "scatter", "atomic_add", "require")  # categories and ops
 HANDLERS: dict[str, Callable[[Pieces, Node], None]] = emitters(sys.modules[__name__])
-HANDLERS["atomic_add"] = _gather  # of the placed level too
 
 
 # ---- products on a matrix unit ------------------------------------------------------------------
@@ -418,7 +391,7 @@ def unit_dot(into: Pieces, node: Node, unit: MatrixUnit) -> Source:
     for i, j in into.blocks(shape, (len(rows) * unit.m, len(columns) * unit.n)):
         corners = [(i + r, j + q) for r in rows for q in columns]
         sums = [first(corner) for corner in corners]
-        for p in b.each("k", 0, depth, unit.k, sums, bounds=(0, depth - unit.k)):
+        for p in b.each("k", 0, depth, unit.k, sums):
             left = [taken(a, i + r, p, (unit.m, unit.k)) for r in rows]
             packs = (unit.k // together, unit.n * together)
             right = [taken(packed, p // together, (j + q) * together, packs) for q in columns]

@@ -151,19 +151,15 @@ class Pieces:
                 yield index, lanes
                 return
             step = lanes if axis == len(shape) - 1 else 1
-            for i in self.along(f"axis{axis}", shape[axis], step):
+            for i in self.b.each(f"axis{axis}", 0, shape[axis], step):
                 yield from loops(*index, i)
 
         return loops()
 
-    def along(self, name: str, size: int, step: int) -> Iterator[Size]:
-        """A loop over whole steps."""
-        return self.b.each(name, 0, size, step, bounds=(0, size - step))
-
     def blocks(self, shape: Shape, steps: tuple[int, int]) -> Iterator[tuple[Size, Size]]:
         """Loops over the blocks of a matrix."""
-        for i in self.along("row", shape[0], steps[0]):
-            for j in self.along("column", shape[1], steps[1]):
+        for i in self.b.each("row", 0, shape[0], steps[0]):
+            for j in self.b.each("column", 0, shape[1], steps[1]):
                 yield i, j
 
     def keep(
@@ -238,17 +234,12 @@ class Pieces:
             return lambda index, lanes: None  # type: ignore[return-value]
         return self.source(node).piece
 
-    def set(self, node: Node, source: Source) -> None:
-        """Name a large result; one that is used more than once is stored."""
-        cheap = source.place is not None or node.op in CHEAP
-        if self.uses[node] > 1 and not cheap:
-            source = self.keep(source)
-        self.sources[node] = source
-
     def give(self, node: Node, source: Source) -> None:
-        """Name a result that may be small: then it is loaded from its place."""
-        if self.large(node):
-            self.sources[node] = source
-        else:
+        """Name a result: a small one is loaded from its place, one that is used more than once is
+        stored."""
+        if not self.large(node):
             zeros = (0,) * len(node.shape)
             self.values[node] = self.b.load(self.kept(source), zeros, node.shape)
+            return
+        cheap = source.place is not None or node.op in (*CHEAP, ops.extract)
+        self.sources[node] = source if cheap or self.uses[node] < 2 else self.keep(source)

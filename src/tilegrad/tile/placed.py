@@ -54,6 +54,7 @@ from .row import (
     box,
     constant_of,
     lead,
+    made,
     memory_of,
     read_and_write,
     row,
@@ -111,19 +112,19 @@ def expect(barrier_: Node, stage: Node, *, bytes: int) -> Type:
     return _on_barrier(barrier_, stage)
 
 
-@placed_row("barrier", effects=lambda n: (Wait(*n.inputs),))
+@placed_row("barrier", effects=made(Wait))
 def wait(barrier_: Node, stage: Node, parity: Node) -> Type:
     """until the phase of this parity is over"""
     return _on_barrier(barrier_, stage, parity)
 
 
-@placed_row("barrier", effects=lambda n: (Meet(**n.attrs, waits=True),))
+@placed_row("barrier", effects=made(partial(Meet, waits=True)))
 def named_sync(*, number: int, threads: int) -> Type:
     """arrive with this role's threads at a numbered barrier and wait until `threads` have"""
     return NOTHING
 
 
-@placed_row("barrier", effects=lambda n: (Meet(**n.attrs, waits=False),))
+@placed_row("barrier", effects=made(partial(Meet, waits=False)))
 def named_arrive(*, number: int, threads: int) -> Type:
     """arrive at a numbered barrier, do not wait"""
     return NOTHING
@@ -132,7 +133,7 @@ def named_arrive(*, number: int, threads: int) -> Type:
 FENCES = ("async", "global")
 
 
-@placed_row("barrier", effects=lambda n: (Fence(n.attrs["kind"]),))
+@placed_row("barrier", effects=made(Fence))
 def fence(*, kind: str) -> Type:
     """'async': this role's plain stores are seen by copies and matrix ops, and its plain loads are
     done before those; 'global': stores are seen by other programs"""
@@ -274,7 +275,7 @@ def commit_copies() -> Type:
     return NOTHING
 
 
-@placed_row("copy", effects=lambda n: (Drain("copy_store", n.attrs["pending"]),))
+@placed_row("copy", effects=made(partial(Drain, "copy_store")))
 def wait_copies(*, pending: int) -> Type:
     """until at most `pending` groups are under way"""
     return NOTHING
@@ -299,7 +300,7 @@ def commit_threads() -> Type:
     return NOTHING
 
 
-@placed_row("copy", effects=lambda n: (Drain("copy_threads", n.attrs["pending"]),))
+@placed_row("copy", effects=made(partial(Drain, "copy_threads")))
 def wait_threads(*, pending: int) -> Type:
     """until each thread's own copies are there, but for those of the last `pending` groups"""
     return NOTHING
@@ -397,7 +398,7 @@ def matrix_commit() -> Type:
     return NOTHING
 
 
-@placed_row("matrix_async", effects=lambda n: (Drain("matrix_async", n.attrs["pending"]),))
+@placed_row("matrix_async", effects=made(partial(Drain, "matrix_async")))
 def matrix_wait(*, pending: int) -> Type:
     """until at most `pending` groups are under way"""
     return NOTHING

@@ -71,7 +71,7 @@ class Plan:
         return replace(other, **{n: v for n, v in vars(self).items() if v is not None})
 
     def notes(self) -> dict[str, Any]:
-        """What an emitter reads from Body.notes."""
+        """What is noted of it in a Body."""
         return {n: getattr(self, n) for n in ("warps", "stages", "vector", "swizzle")}
 
     def to_record(self) -> dict[str, Any]:

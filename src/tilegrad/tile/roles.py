@@ -23,7 +23,6 @@ Invariant: using any of these makes the kernel's Body a placed one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,24 +34,9 @@ from ..core.errors import DTypeError, ShapeError, TraceError
 from ..ir.node import Node, Op
 from ..ir.symbol import Size
 from . import placed
-from .language import static_shape
-from .trace import Tracer, tracer
+from .language import do, static_shape
+from .trace import tracer
 from .value import MemoryValue, TileValue, Window, cast, index_of, size_of, tile_of
-
-
-def _placed() -> Tracer:
-    found = tracer()
-    found.placed = True
-    return found
-
-
-def _do(op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
-    return _placed().builder.do(op, *inputs, **attrs)
-
-
-def _tile(value: Any, memory: Node) -> Node:
-    """A tile in the dtype of a place or an array."""
-    return cast(tile_of(value, memory.dtype), memory.dtype).node
 
 
 def _memory(value: Any) -> MemoryValue:
@@ -61,51 +45,52 @@ def _memory(value: Any) -> MemoryValue:
     return value
 
 
-class Part(NamedTuple):
-    """A place, a leading index, and which rows of what lies there (None: all)."""
-
-    node: Node
-    at: tuple[Size, ...]
-    rows: tuple[Size, int] | None
-    shape: tuple[int, ...]
-
-
-def _part(value: Any) -> Part:
-    """What `place`, `place[i]` and `place[i][a:b, :]` name."""
-    if isinstance(value, MemoryValue):
-        shape = tuple(int(s) for s in value.shape)
-        return Part(value.node, value.lead, None, shape)
-    if not isinstance(value, Window):
+def _part(value: Any) -> Window:
+    """What `place`, `place[i]` and `place[i][a:b, :]` name: some rows of what lies there."""
+    part = value[...] if isinstance(value, MemoryValue) else value
+    if not isinstance(part, Window):
         raise DTypeError("not a place", got=repr(value))
-    at, whole = value.lead, value.memory.type.shape[len(value.lead) :]
-    if any(value.index[len(at) + 1 :]) or tuple(whole[1:]) != value.shape[1:]:
+    at = len(part.lead)
+    if any(part.index[at + 1 :]) or part.memory.type.shape[at + 1 :] != part.shape[1:]:
         raise ShapeError(
             "rows of a place are taken whole",
-            expected=f"place[..., first:last, :] of {value.memory!r}",
-            got=f"{value.shape} at {value.index}",
+            expected=f"place[..., first:last, :] of {part.memory!r}",
+            got=f"{part.shape} at {part.index}",
         )
-    return Part(value.memory.node, at, (value.index[len(at)], value.shape[0]), value.shape)
+    return part
 
 
-def _box(value: Any, part: Part | None) -> Window:
-    """The part of an array that a copy reads or writes; of the shape of a place."""
+def _box(value: Any) -> Window:
+    """The part of an array that a copy reads or writes."""
     if not isinstance(value, Window):
         raise DTypeError("not a part of an array", expected="x[i, a:b, c:d]", got=repr(value))
-    if part is not None and part.shape != value.shape:
-        raise ShapeError("a copy between different shapes", expected=part.shape, got=value.shape)
     return value
 
 
-def _static(rows: tuple[Size, int] | None) -> tuple[int, int] | None:
-    if rows is None or isinstance(rows[0], int):
-        return rows  # type: ignore[return-value]
-    raise ShapeError("the first row is not static", got=rows[0])
+def _ends(place: Any, array: Any) -> tuple[Window, Window]:
+    """What a copy is between: a place, or some rows of it, and a part of an array."""
+    part, box = _part(place), _box(array)
+    if part.shape != box.shape:
+        raise ShapeError("a copy between different shapes", expected=part.shape, got=box.shape)
+    return part, box
+
+
+def _first_row(part: Window) -> Size:
+    """The first row of a place that a part of it has."""
+    return part.index[len(part.lead)] if part.shape else 0
+
+
+def _static_row(part: Window) -> int:
+    first = _first_row(part)
+    if isinstance(first, int):
+        return first
+    raise ShapeError("the first row is not static", got=first)
 
 
 @contextmanager
 def role(name: str, warps: int, registers: int = 0) -> Iterator[None]:
     """Warps that run what stands inside, beside the roles next to it."""
-    t = _placed()
+    t = tracer()
     if t.nested:
         raise TraceError("a role stands inside a loop, a branch or a role")
     b = t.builder
@@ -139,22 +124,22 @@ class BarrierValue:
         """One arrival in the phase under way: here, or at the program of the cluster whose rank
         is `to`."""
         if to is None:
-            _do(placed.arrive, *self[stage])
+            do(placed.arrive, *self[stage])
         else:
-            _do(placed.arrive_remote, *self[stage], size_of(to, "rank"))
+            do(placed.arrive_remote, *self[stage], size_of(to, "rank"))
 
     def expect(self, stage: Any, bytes_: int) -> None:
         """One arrival that also announces bytes to land."""
-        _do(placed.expect, *self[stage], bytes=bytes_)
+        do(placed.expect, *self[stage], bytes=bytes_)
 
     def wait(self, stage: Any, parity: Any) -> None:
         """Until the phase of this parity is over."""
-        _do(placed.wait, *self[stage], size_of(parity, "parity"))
+        do(placed.wait, *self[stage], size_of(parity, "parity"))
 
 
 def barrier(name: str, count: int, stages: int = 1) -> BarrierValue:
     """An array of barriers; a phase of one completes at `count` arrivals and all its bytes."""
-    node = _do(placed.barrier, name=name, count=count, stages=stages)
+    node = do(placed.barrier, name=name, count=count, stages=stages)
     return BarrierValue(name, node, stages)
 
 
@@ -205,41 +190,39 @@ def pipeline(name: str, stages: int, consumers: int = 1, producers: int = 1) -> 
 def register(shape: Any, dtype: Any = dtypes.float32, fill: float | None = None) -> MemoryValue:
     """A place in the registers of a role: an accumulator."""
     sizes, chosen = static_shape(shape), dtype_of(dtype)
-    node = _do(placed.register_tile, shape=sizes, dtype=chosen)
+    node = do(placed.register_tile, shape=sizes, dtype=chosen)
     if fill is not None:
-        _do(placed.write_place, node, tracer().builder.constant(fill, chosen, sizes))
+        do(placed.write_place, node, tracer().builder.constant(fill, chosen, sizes))
     return MemoryValue("register", node, True)
 
 
 def read(place: Any) -> TileValue:
     """The tile of a place: `read(total)`, `read(ring[stage])`, `read(ring[stage][0:64, :])`."""
     part = _part(place)
-    rows = _static(part.rows) or ()
-    return TileValue(_do(placed.read_place, part.node, *part.at, rows=rows))
+    rows = () if isinstance(place, MemoryValue) else (_static_row(part), part.shape[0])
+    return TileValue(do(placed.read_place, part.memory.node, *part.lead, rows=rows))
 
 
 def write(place: Any, value: Any) -> None:
     """Replace the tile of a place."""
     part = _part(place)
-    _do(placed.write_place, part.node, _tile(value, part.node), *part.at)
+    tile = cast(value, part.memory.dtype).node
+    do(placed.write_place, part.memory.node, tile, *part.lead)
 
 
-def _bytes(part: Part) -> int:
-    return part.node.dtype.storage_bytes(math.prod(part.shape))
-
-
-def _copy(op: Op, place: Any, source: Any, *stage: Node | Size) -> Part:
-    """A part of an array into a place, or into some rows of it."""
-    part = _part(place)
-    box, rows = _box(source, part), _static(part.rows)
-    attrs = {"shape": part.shape, "axes": box.axes, "row": rows[0] if rows else 0}
-    _do(op, part.node, box.memory.node, *stage, *box.index, *part.at, **attrs)
-    return part
+def _copy(
+    op: Op, part: Window, box: Window, *more: Node | Size, last: Sequence[Size] = (), **attrs: Any
+) -> int:
+    """Add a copy of a part of an array into a place, or into some rows of it; gives the bytes."""
+    inputs = (part.memory.node, box.memory.node, *more, *box.index, *part.lead, *last)
+    do(op, *inputs, shape=box.shape, axes=box.axes, **attrs)
+    return part.bytes
 
 
 def copy_async(place: Any, source: Any, stage: BarrierStage) -> int:
     """Copy a part of an array into a place; its bytes land on the barrier. Gives the bytes."""
-    return _bytes(_copy(placed.copy_async, place, source, *stage))
+    part, box = _ends(place, source)
+    return _copy(placed.copy_async, part, box, *stage, row=_static_row(part))
 
 
 def copy_store(target: Any, place: Any) -> None:
@@ -248,11 +231,10 @@ def copy_store(target: Any, place: Any) -> None:
 
 
 def _store(op: Op, target: Any, place: Any) -> None:
-    part = _part(place)
-    box = _box(target, part)
-    attrs = {"shape": part.shape, "axes": box.axes}
-    _do(op, box.memory.node, part.node, *box.index, *part.at, **attrs)
-    tracer().touch("store", box.memory, box, box.shape)
+    part, box = _ends(place, target)
+    inputs = (box.memory.node, part.memory.node, *box.index, *part.lead)
+    do(op, *inputs, shape=box.shape, axes=box.axes)
+    tracer().touch("store", box.memory, box)
 
 
 def matrix_async(
@@ -265,12 +247,13 @@ def matrix_async(
     operands, test = [x.node for x in (total, left, right)], tile_of(accumulate).node
     at = [i for x in (total, left, right, *words) for i in x.lead]
     turned = {"transpose_a": left.turned, "transpose_b": right.turned}
-    _do(placed.matrix_async, *operands, test, *(w.node for w in words), *at, **turned)
+    do(placed.matrix_async, *operands, test, *(w.node for w in words), *at, **turned)
 
 
 def copy_threads(place: Any, source: Any) -> None:
     """Copy a part of an array into a place (or some rows) by the role's threads."""
-    _copy(placed.copy_threads, place, source)
+    part, box = _ends(place, source)
+    _copy(placed.copy_threads, part, box, row=_static_row(part))
 
 
 def store_threads(target: Any, place: Any) -> None:
@@ -283,48 +266,43 @@ def load_operand(operand: Any, place: Any, start: int = 0) -> None:
     on."""
     into, source = _memory(operand), _memory(place)
     attrs = {"start": start, "transpose": source.turned}
-    _do(placed.load_operand, into.node, source.node, *source.lead, **attrs)
+    do(placed.load_operand, into.node, source.node, *source.lead, **attrs)
 
 
 def matrix_sync(accumulator: Any, a: Any, b: Any, warps: tuple[int, int]) -> None:
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, by a grid of warps."""
     operands = [_memory(x).node for x in (accumulator, a, b)]
-    _do(placed.matrix_sync, *operands, warps=warps)
+    do(placed.matrix_sync, *operands, warps=warps)
 
 
 def cluster(size: int) -> Any:
     """Run `size` neighbouring programs together; gives this one's number among them."""
-    t = _placed()
-    t.hints["cluster"] = (size,)
-    return index_of(t.builder.atom("rank", _do(placed.cluster_rank), 0, size - 1))
+    t = tracer()
+    t.notes["cluster"] = (size,)
+    return index_of(t.builder.atom("rank", do(placed.cluster_rank), 0, size - 1))
 
 
 def copy_multicast(place: Any, source: Any, stage: BarrierStage, mask: int, first: Any = 0) -> None:
     """Copy a part of an array into (rows of) a place of every program of the cluster in a mask,
     whose bit 0 stands for the rank `first`."""
-    part = _part(place)
-    box, row = _box(source, part), part.rows[0] if part.rows else 0
-    at = (*box.index, *part.at, row, size_of(first, "rank"))
-    attrs = {"shape": part.shape, "axes": box.axes, "mask": mask}
-    _do(placed.copy_multicast, part.node, box.memory.node, *stage, *at, **attrs)
+    part, box = _ends(place, source)
+    last = _first_row(part), size_of(first, "rank")
+    _copy(placed.copy_multicast, part, box, *stage, last=last, mask=mask)
 
 
 def copy_pages(place: Any, source: Any, pages: Any, stage: BarrierStage, hint: str = "") -> int:
     """Copy a part of each of several pages of an array into the rows of a place, one below the
     other; a tile of numbers says which pages, `source` what of page 0. Gives the bytes."""
-    numbers = cast(tile_of(pages), dtypes.int64).node
-    part, box = _part(place), _box(source, None)
-    at, attrs = (*box.index, *part.at), {"shape": box.shape, "axes": box.axes, "hint": hint}
-    _do(placed.copy_pages, part.node, box.memory.node, *stage, numbers, *at, **attrs)
-    return _bytes(part)
+    numbers = cast(pages, dtypes.int64).node
+    return _copy(placed.copy_pages, _part(place), _box(source), *stage, numbers, hint=hint)
 
 
 def store_add(target: Any, value: Any) -> None:
     """Add a tile to a part of an array, which other programs may add to: in any order."""
-    box = _box(target, None)
-    tile = _tile(value, box.memory.node)
-    _do(placed.store_add, box.memory.node, tile, *box.index, axes=box.axes)
-    tracer().touch("add", box.memory, box, tile.shape)
+    box = _box(target)
+    tile = cast(value, box.memory.dtype).node
+    do(placed.store_add, box.memory.node, tile, *box.index, axes=box.axes)
+    tracer().touch("add", box.memory, box)
 
 
 def send(place: Any, value: Any, stage: BarrierStage, to: Any = "all") -> None:
@@ -333,13 +311,14 @@ def send(place: Any, value: Any, stage: BarrierStage, to: Any = "all") -> None:
     part = _part(place)
     one = () if isinstance(to, str) else (size_of(to, "rank"),)
     kind = "one" if one else to
-    _do(placed.send, part.node, _tile(value, part.node), *stage, *one, *part.at, to=kind)
+    tile = cast(value, part.memory.dtype).node
+    do(placed.send, part.memory.node, tile, *stage, *one, *part.lead, to=kind)
 
 
 def clear_rows(place: Any, start: Any, stop: Any) -> None:
     """Zeros in the rows from start to before stop of a place."""
     part, ends = _part(place), (size_of(start, "start"), size_of(stop, "stop"))
-    _do(placed.clear_rows, part.node, *ends, *part.at)
+    do(placed.clear_rows, part.memory.node, *ends, *part.lead)
 
 
 # ---- ops without inputs --------------------------------------------------------------------------
@@ -349,7 +328,7 @@ def _said(op: Op, **defaults: Any) -> Callable[..., None]:
     """The function that adds an op without inputs: it takes the op's attrs, in their order."""
 
     def say(*given: Any, **named: Any) -> None:
-        _do(op, **{**defaults, **dict(zip(op.attrs, given)), **named})
+        do(op, **{**defaults, **dict(zip(op.attrs, given)), **named})
 
     say.__name__, say.__doc__ = op.name, op.meaning
     return say

@@ -198,6 +198,11 @@ def row(
     return make
 
 
+def made(effect: Callable[..., Effect]) -> Effects:
+    """The one Effect of a Node, made of its inputs and attrs."""
+    return lambda node: (effect(*node.inputs, **node.attrs),)
+
+
 class Misfit(InternalError):
     """What a row raises where its inputs do not fit: a mistake of the kernel's author, where the
     language made the Node at `location`."""

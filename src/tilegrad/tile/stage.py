@@ -157,6 +157,7 @@ class _Rewriter(ast.NodeTransformer):
     def outermost(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """The kernel itself: no decorators, no annotations, all names set from the start."""
         own = node.args
+        own.args[:0], own.posonlyargs = own.posonlyargs, []  # all are given by name
         for a in ast.walk(own):
             if isinstance(a, ast.arg):
                 a.annotation = None

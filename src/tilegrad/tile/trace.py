@@ -22,13 +22,14 @@ from ..ir.node import Node, located
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, combine, high, low
 from ..ir.types import Memory, Shape
 from . import ops
-from .build import Body, BodyBuilder
+from .build import Body, BodyBuilder, ends_of
 from .plan import Plan
-from .row import Misfit
+from .row import Misfit, TileOp
 from .value import (
     Index,
     MemoryValue,
     TileValue,
+    Window,
     current,
     index_of,
     state,
@@ -42,7 +43,8 @@ def into(builder: BodyBuilder) -> Iterator[None]:
     Nothing is guarded or judged here, as it is for a kernel that is called: parts of arrays are
     inside of them, or masked; `check` and the interpreter hold the Body to it.
     """
-    with Tracer.into(builder).active(), located(user_location()):  # one line for all its Nodes
+    made = Tracer(builder, Plan(), Plan(), trusts=True)
+    with made.active(), located(user_location()):  # one line for all its Nodes
         yield
 
 
@@ -89,11 +91,7 @@ class Range:
 
     def ends(self) -> tuple[int, int]:
         """The least and the most that its index is."""
-        if self.bounds is not None:
-            return self.bounds
-        first, size = low(self.lower), high(self.upper) - low(self.lower)
-        last = (size - 1) // self.step * self.step if self.plain else size - 1
-        return first, first + max(0, last)
+        return ends_of(self.lower, self.upper, self.step) if self.bounds is None else self.bounds
 
     def limit(self) -> Limit:
         """What its index is, by its own bounds."""
@@ -146,7 +144,6 @@ class Access:
     kind: str
     node: Node
     memory: Node
-    shape: tuple[Size, ...]
     branches: tuple[tuple[Node, bool], ...]
     empty: tuple[Expr | Node, ...]
     index: tuple[Size, ...] | None
@@ -172,43 +169,38 @@ class Tracer:
 
     def __init__(
         self,
-        name: str,
-        parameters: Sequence[tuple[str, Memory]],
+        builder: BodyBuilder,
         plan: Plan,
-        stated: Plan | None = None,
-        guards: bool = True,
+        stated: Plan,
+        guards: bool = False,
+        trusts: bool = False,
     ) -> None:
-        self.plan = plan
-        self.trusts = False  # what is read and written is inside, or masked: the kernel says so
+        self.builder, self.plan = builder, plan
+        self.stated = stated  # what a person set of the Plan
         self.guards = guards  # indices that only data decides are checked while the kernel runs
+        self.trusts = trusts  # what is read and written is inside, or masked: the kernel says so
         self.limits: dict[Expr, Limit] = {}
         self.ranges: dict[Node, tuple[int, int]] = {}
         self.lines: dict[Node, Any] = {}
         self.branches: list[tuple[Node, bool]] = []  # around
         self.empty: list[Expr | Node] = []  # loops around that may be
         self.accesses: dict[Node, Access] = {}  # of results
-        self.stated = plan if stated is None else stated  # what a person set of the Plan
-        self.builder = BodyBuilder(name, parameters)
-        self.inputs = [
-            MemoryValue(n, node, False) for (n, _), node in zip(parameters, self.builder.parameters)
-        ]
+        self.inputs = [MemoryValue(p.attrs["name"], p, False) for p in builder.parameters]
         self.results: list[MemoryValue] = []
         self.fills: dict[str, float] = {}
         self.loose: set[str] = set()  # results of which nobody reads what is not written
         self.grid: tuple[Size, ...] | None = None
         self.programs: list[Size] = []
-        self.hints: dict[str, Any] = {}  # notes that functions leave for the emitter
+        self.notes = plan.notes()  # of the Body
         self.atoms: dict[Any, Size] = {}
-        self.placed = False
         self.rows: Rows | None = None  # of the program, where the grid is implied
         self.lead: tuple[Size, ...] = ()
 
-    @classmethod
-    def into(cls, builder: BodyBuilder) -> Tracer:
-        """A Tracer whose Nodes go into a Body that somebody builds."""
-        made = cls(builder.name, (), Plan(), guards=False)
-        made.builder, made.placed, made.trusts = builder, True, True
-        return made
+    @property
+    def placed(self) -> bool:
+        """Whether it has ops of the placed level."""
+        ops_ = (node.op for node in self.builder.block.all_nodes())
+        return any(isinstance(op, TileOp) and op.placed for op in ops_)
 
     @property
     def nested(self) -> bool:
@@ -251,25 +243,17 @@ class Tracer:
             known = self.atoms[(wide, least, most)] = b.atom("at", wide, least, most)
         return known
 
-    def touch(self, kind: str, memory: MemoryValue, box: Any, tile: Shape, **facts: Any) -> None:
+    def touch(self, kind: str, memory: MemoryValue, at: Window | Node, **facts: Any) -> None:
         """Note the access of a result by the Node that was added last, with facts of an Access:
-        at a Window or a Box, or (None) at offsets."""
+        of a part of it, or of elements at offsets."""
         if any(memory.node is r.node for r in self.results):
             node = self.builder.builder.open[-1].nodes[-1]
-            index, axes = (None, ()) if box is None else (box.index, box.axes)
             around = tuple(self.branches), tuple(self.empty)
-            place = memory.node, memory.type.shape
-            made = Access(kind, node, *place, *around, index, tile, axes, **facts)
-            self.accesses[node] = made
-
-    def touch_at(
-        self, kind: str, memory: MemoryValue, box: Any, offsets: Node, tile: Any, **facts: Any
-    ) -> None:
-        """Note an access by offsets, which may be a Box."""
-        if box is not None and offsets.shape == tile:
-            self.touch(kind, memory, box, tile, cut=box.cut, **facts)
-        else:
-            self.touch(kind, memory, None, tile, offsets=offsets, cut=True, **facts)
+            if isinstance(at, Node):
+                place: tuple[Any, ...] = None, at.shape, (), at
+            else:
+                place = at.index, at.shape, at.axes
+            self.accesses[node] = Access(kind, node, memory.node, *around, *place, **facts)
 
     # ---- grid and results -----------------------------------------------------------------
 
@@ -345,10 +329,8 @@ class Tracer:
                 f"the kernel {self.builder.name} has no result",
                 expected="tile.result(...), or a returned tile",
             )
-        notes = {k: v for k, v in {**self.plan.notes(), **self.hints}.items() if v is not None}
         level = "placed" if self.placed else "portable"
-        body = self.builder.finish(self.grid or (1,), **notes, level=level)
-        return body
+        return self.builder.finish(self.grid or (1,), **self.notes, level=level)
 
 
 def tracer() -> Tracer:

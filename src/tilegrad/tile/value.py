@@ -64,11 +64,6 @@ def named(op: str, function: Any) -> Any:
     return call
 
 
-def elementwise(name: str, *values: Any) -> Any:
-    """An elementwise op; see `arithmetic`."""
-    return ABOVE["elementwise"](name, *values)
-
-
 class Edge(NamedTuple):
     """Position p of a tile's axis is an element where 0 <= start + p < limit."""
 
@@ -102,7 +97,7 @@ def _decide(a: Size, b: Size, name: str) -> bool | None:
 def operate(name: str, *given: Any) -> Any:
     """An elementwise op; of sizes a size, or what their bounds prove."""
     found = _symbolic(name, *given) if len(given) == 2 else None
-    return elementwise(name, *given) if found is None else found
+    return ABOVE["elementwise"](name, *given) if found is None else found
 
 
 EXACT: dict[str, Callable[[Any, Any], Size]] = {
@@ -192,19 +187,12 @@ class Index(Traced):
 class TileValue(Traced):
     """A tile (or a scalar) of a kernel that is being traced."""
 
-    __slots__ = ("block", "edges", "linear", "node", "zero")
+    __slots__ = ("block", "edges", "node", "zero")
 
-    def __init__(
-        self,
-        node: Node,
-        edges: Edges | None = None,
-        zero: tuple[bool, ...] = (),
-        linear: Size | None = None,
-    ) -> None:
+    def __init__(self, node: Node, edges: Edges | None = None, zero: tuple[bool, ...] = ()) -> None:
         self.node = node
         self.edges: Edges = (None,) * len(node.shape) if edges is None else edges
         self.zero = zero or (False,) * len(node.shape)  # axes beyond whose edge all is 0
-        self.linear = linear  # start, for a tile start, start+1, ...
         self.block = current().builder.builder.open[-1]  # where it can be used
 
     def checked(self) -> TileValue:
@@ -288,7 +276,7 @@ class MemoryValue(Traced):
     @property
     def bytes(self) -> int:
         """Bytes of a place."""
-        return self.dtype.storage_bytes(math.prod(self.shape))
+        return self[...].bytes
 
     @property
     def type(self) -> Memory:
@@ -341,6 +329,11 @@ class Window(Traced):
     def lead(self) -> tuple[Size, ...]:
         """The index of the axes before those of the box."""
         return self.index[: len(self.index) - len(self.shape)]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the box."""
+        return self.memory.dtype.storage_bytes(math.prod(self.shape))
 
     @property
     def edges(self) -> Edges:
@@ -401,11 +394,6 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
 # ---- conversions ------------------------------------------------------------------------------
 
 
-def scalar(size: Size) -> TileValue:
-    """A Size as a scalar tile of int64."""
-    return TileValue(current().builder.index(size))
-
-
 def size_of(value: Any, what: str) -> Size:
     """An int, an Index or an integer scalar tile as a Size."""
     if isinstance(value, bool):
@@ -441,7 +429,7 @@ def tile_of(value: Any, dtype: DType | None = None) -> TileValue:
         raise value.fail()
     b = current().builder
     if isinstance(value, Index):
-        return cast(scalar(value.size), dtype or dtypes.int64)
+        return cast(TileValue(b.index(value.size)), dtype or dtypes.int64)
     if isinstance(value, (bool, int, float)):
         own = dtypes.float32 if isinstance(value, float) else dtypes.int64
         chosen = dtype or (dtypes.bool_ if isinstance(value, bool) else own)
@@ -470,8 +458,9 @@ def tile_of(value: Any, dtype: DType | None = None) -> TileValue:
     raise DTypeError("not a tile or a number", got=type(value).__name__)
 
 
-def cast(x: TileValue, dtype: DType) -> TileValue:
-    """x converted to a dtype; its edges stay."""
+def cast(value: Any, dtype: DType) -> TileValue:
+    """A value as a tile of a dtype; its edges stay."""
+    x = tile_of(value, dtype)
     if x.dtype is dtype:
         return x
     node = current().builder.cast(x.node, dtype)

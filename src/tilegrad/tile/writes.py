@@ -260,7 +260,7 @@ class Cells:
     """A result in cells: boxes without masks are made of whole ones, else a cell is an element."""
 
     def __init__(self, t: Tracer, accesses: Sequence[Access]) -> None:
-        self.t, self.shape = t, accesses[0].shape
+        self.t, self.shape = t, accesses[0].memory.shape
         self.starts = {a: self._starts(a) for a in accesses}
         coarse = all(a.index is not None and not a.cut for a in accesses)
         self.unit = [self._unit(axis) if coarse else 1 for axis in range(len(self.shape))]

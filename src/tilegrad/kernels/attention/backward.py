@@ -304,7 +304,7 @@ class BackwardConsumer:
         self.stage = self.against(0, self.scores)
         tile.matrix_wait(1)  # the block before is done with its operands
         before = index_of(modulo(size_of(self.count - 1 + w.stages, "count"), w.stages))
-        if tile.less(0, self.count):
+        if self.count > 0:
             w.come[0].empty.arrive(before)
         if w.with_changes:
             self.against(1, self.back)
@@ -403,11 +403,11 @@ class BackwardConsumer:
         w, (least, most) = self.w, self.holes.sides(*self.at)
         cuts = []
         if least is not None:
-            cuts.append(tile.less(0, least + OWN - 1))
+            cuts.append(least + OWN - 1 > 0)
         if most is not None:
-            cuts.append(tile.less(most, w.columns - 1))
+            cuts.append(most < w.columns - 1)
         if self.ends:
-            cuts.append(tile.less(w.limit, self.at[1] + (OWN if w.of_keys else w.columns)))
+            cuts.append(w.limit < self.at[1] + (OWN if w.of_keys else w.columns))
         if cuts:
             if reduce(or_, cuts):
                 end = w.limit - self.at[1] if self.ends else None

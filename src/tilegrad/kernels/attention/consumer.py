@@ -127,7 +127,7 @@ class Consumer:
         stage, count = self.values.stage(self.turn + step), (columns or self.k.keys) // self.piece
         tile.matrix_fence()
         for piece, weights in enumerate(self.weights[:count]):
-            more = piece > 0 or tile.less(self.first, step)
+            more = piece > 0 or self.first < step
             tile.matrix_async(self.total, weights, self.k.ring["v"][stage, piece], more)
         tile.matrix_commit()
 
@@ -221,7 +221,7 @@ class Consumer:
         over = softmax.times(over, self.k.value_factor(self.work))
         result = tile.cast(tile.read(self.total) * over, x.dtype)
         # what lies after the last row of several sequences is another one's
-        if self.k.order.packed and tile.less(0, self.row + 64 - self.work.queries):
+        if self.k.order.packed and self.row + 64 - self.work.queries > 0:
             mask = softmax.first_of(64, left)[:, None]
             some = result[:, : x.value_width]
             tile.store(holes.tokens("out", self.row, some.shape), some, mask=mask)

@@ -192,7 +192,7 @@ class TileOrder:
             number = tile.maximum(count * programs + self.in_round(count), 0)
             work = self.locate(tile.hold(number, "number"))
             before = tile.hold(done, "done", (0, begun - 1)) if self.gaps else count
-            if not self.gaps or tile.less(work.first, work.queries):
+            if not self.gaps or work.first < work.queries:
                 body(before, work, at)
                 turn = (at + work.count) % laps
                 done = (before + 1) % begun if self.gaps else done
@@ -318,7 +318,7 @@ def block_at(
         least, top = (tile.hold(side, "side", (0, many - 1)) for side in (lower, upper))
         middle = (least + top + 1) // 2
         begin = bounded(starts[middle], "start", sizes[of]) // rows
-        here = tile.less_equal(begin + middle, place)
+        here = begin + middle <= place
         below = tile.cast(middle - 1, int64)
         lower, upper = tile.where(here, middle, lower), tile.where(here, upper, below)
     sequence = tile.hold(lower, "sequence", (0, many - 1))
@@ -332,5 +332,5 @@ def block_at(
     if back:
         block = tile.ceil_divide(count, rows) - 1 - block
     first = tile.hold(block, "block") * rows
-    first = tile.where(tile.less(first, 0), tile.cast(count, int64), first)
+    first = tile.where(first < 0, tile.cast(count, int64), first)
     return sequence, tile.hold(first, "first", (0, high(sizes[of]) + rows)), spans

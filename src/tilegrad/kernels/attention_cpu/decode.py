@@ -189,7 +189,7 @@ class Decode(Rows):
                 source.ask_rows("k", self.key_head, self.key + j + AHEAD)
             self.score_some(j, None)
         if whole is not count and (not isinstance(count, int) or whole < count):
-            if isinstance(count, int) or tile.less(whole, count):
+            if isinstance(count, int) or whole < count:
                 self.score_some(whole, tile.arange(n) + whole < count)
         for r in self.rows:
             self.soften(r)

@@ -94,7 +94,7 @@ class BodyWriter:
             last = tile.ceil_divide(index_of(x.queries), self.each) - 1
             block = last - block  # most keys first
         first, stop = source.find(block, self.each, self.of)
-        if not source.several or tile.less(first, stop):
+        if not source.several or first < stop:
             self.take(first, stop)
         if source.several and self.results[0] in self.memory:
             if self.shared and self.of == "query":
@@ -177,9 +177,9 @@ class Scored(BodyWriter):
         band = (None, None) if hidden else self.x.band
         low, high_ = (None if side is None else index_of(side) for side in band)
         if high_ is not None:
-            hidden = tile.less(self.first + high_, self.key + self.count - 1)
+            hidden = self.first + high_ < self.key + self.count - 1
         if low is not None:
-            early = tile.less(self.key, self.stop - 1 + low)
+            early = self.key < self.stop - 1 + low
             hidden = early if hidden is False else hidden | early
         if hidden:  # square by square of scores: lanes keys down, lanes queries across
             for j in tile.range(0, self.count, n, bounds=(0, round_up(self.plan.keys, n) - n)):
@@ -378,7 +378,7 @@ class Backward(Scored):
             bent = tile.load(self.bends[j, c : c + width])
             found = times(found, self.holes.slope(bent))
         if self.gradient.keys > 1:
-            found = tile.where(tile.less(j, self.count), found, 0.0)
+            found = tile.where(j < self.count, found, 0.0)
         return times(p, keep), found
 
 
@@ -466,7 +466,7 @@ class KeyGradient(Backward):
             for d in range(0, source.width(name), n):
                 line = tile.load(sums[r, d : d + n]) * scale
                 if "key_lengths" in self.x.extras:
-                    line = tile.where(tile.less(r, self.count), line, 0.0)
+                    line = tile.where(r < self.count, line, 0.0)
                 source.put(place, d, line)
 
 

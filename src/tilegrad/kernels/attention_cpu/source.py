@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from ... import tile
-from ...core.dtype import int64
 from ...ir.symbol import Size, floor_divide, high, modulo
 from ...tile.value import index_of, size_of
 from ..attention.holes import Holes
@@ -154,9 +153,7 @@ class Source:
         own = self.key_start if of == "key" else self.query_start
         if block == 0:
             ends = (0, starts.shape[0] - 1)
-            begin, end = (
-                tile.hold(tile.cast(starts[i], int64), "end", (0, high(count))) for i in ends
-            )
+            begin, end = (tile.hold(starts[i], "end", (0, high(count))) for i in ends)
             for lower, upper in ((0, begin), (end, index_of(count))):
                 for t in tile.range(lower, upper, bounds=(0, max(0, high(count) - 1))):
                     for head in heads:

@@ -193,7 +193,7 @@ class GroupedMatvec(Matvec):
     def take(self, block: Any, row: Any) -> None:
         """All rows of a block by its number, if there is one."""
         rows, _, _, groups = self.x.most
-        if tile.less(block, listed(self.blocks, 0, 0, rows)):
+        if block < listed(self.blocks, 0, 0, rows):
             group, first, last = block_at(self.blocks, block, groups, rows)
             loaded = self.rows_of([w[group] for w in self.weights], row)
             for own in tile.range(first, last, bounds=(0, rows - 1)):

@@ -67,7 +67,7 @@ class Moving:
         if not constant or not count:
             tile.grid_dependency_wait()
             return 0
-        some = tile.less(self.program, self.tiles)
+        some = self.program < self.tiles
         fills = (self.fill_left, self.fill_right)
         for constant, fill in ((True, fills[not self.x.turned]), (False, fills[self.x.turned])):
             if some:
@@ -319,7 +319,7 @@ class Moving:
         last = (self.plan.split - 1) * wide
         found = sums[:, last : last + wide]
         for before in reversed(range(self.plan.split - 1)):
-            chosen = tile.broadcast(tile.less(share, before + 1), found.shape)
+            chosen = tile.broadcast(share < before + 1, found.shape)
             found = tile.where(chosen, sums[:, before * wide : before * wide + wide], found)
         return found
 

@@ -143,7 +143,7 @@ def tile_at(at: Any, x: Operands, counts: tuple[Size, Size], group: int) -> tupl
 @tile.function
 def among(along: Any, starts: Sequence[int], do: Callable[[int], None], number: int = 0) -> None:
     """do(number of the part that `along` is in), by branches that all threads take alike."""
-    if number == len(starts) - 1 or tile.less(along, starts[number + 1]):
+    if number == len(starts) - 1 or along < starts[number + 1]:
         do(number)
     else:
         among(along, starts, do, number + 1)

@@ -145,7 +145,7 @@ class ThreadMatmul:
         if where is None:
             where = self.corner(number)
             last, after = self.tiles - 1, number + plan.programs
-            more = tile.less_equal(after, last)
+            more = after <= last
             following = (more, self.corner(tile.minimum(after, last)))
         tile.write(total, tile.zeros(total.shape))
         before = tile.hold(count * self.steps, "turn")
@@ -172,7 +172,7 @@ class ThreadMatmul:
         if following is None:
             return own, k
         more, corner = following
-        here, end = tile.less(ahead, self.steps), self.steps * tk
+        here, end = ahead < self.steps, self.steps * tk
         beyond = tile.where(more, k - end, end)
 
         def choose(name: str, one: Any, other: Any, most: int) -> Any:

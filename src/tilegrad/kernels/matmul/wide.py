@@ -207,10 +207,10 @@ class WideMatmul(Moving):
                 left, right = self.at(number, own, stage)
                 left = left if self.x.a_along_k else left.T
                 right = right.T if self.x.b_along_k else right
-                tile.matrix_async(total, left, right, tile.less(0, step))
+                tile.matrix_async(total, left, right, step > 0)
             tile.matrix_commit()
             tile.matrix_wait(1)
-            if tile.less(0, step):
+            if step > 0:
                 self.release(turn + step - 1)
         tile.matrix_wait(0)
         self.release(turn + self.steps - 1)

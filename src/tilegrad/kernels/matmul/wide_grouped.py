@@ -82,7 +82,7 @@ class Grouping:
     def leave(self, place: Any, where: Any) -> None:
         """One piece out of a staged place: those of its rows that are the block's."""
         (_, row, column), wide = where, self.plan.staged
-        if tile.less_equal(column + wide, self.last):
+        if column + wide <= self.last:
             tile.copy_store(box(self.c, (column, row), place.shape), place)
         else:
             own = positions(wide, column) < self.last

@@ -87,7 +87,7 @@ class SparseMatmul(WideMatmul):
             stage = self.ring.wait(turn + step)
             tile.matrix_fence()
             left, right = self.left[stage, own], self.right[stage].T
-            tile.matrix_async(total, left, right, tile.less(0, step), self.kept[stage, own])
+            tile.matrix_async(total, left, right, step > 0, self.kept[stage, own])
             tile.matrix_commit()
             tile.matrix_wait(0)
             self.release(turn + step)

@@ -184,11 +184,11 @@ class Items(Steps):
         """The result of a whole row block, or the part of one."""
         of, sums, begun = self.of, tile.sum(sums, 0, keep=True), self.sinks
         if begun is not None:  # they count in the first part of a row block
-            begun = tile.where(tile.less_equal(of["partial"], of["from"]), begun, -tile.INF)
+            begun = tile.where(of["partial"] <= of["from"], begun, -tile.INF)
         share, sums, best = finished(sums, best, begun)
         share = times(share, self.factors[1])
         result = tile.read(self.total) * share
-        if tile.less(of["partial"], 0):
+        if of["partial"] < 0:
             shape = (self.widths[1], self.plan.rows)
             at = self.at_value(counted(shape, 0))
             offset, inside = self.offsets_of(shape, 1, self.x.value_width, at)

@@ -215,7 +215,7 @@ class _Widened(_Prefill):
             self.copy(name, work, turn, key, pages)
         for step in tile.range(work.count):
             self.widen("k", work, turn, step)
-            if tile.less(0, step):
+            if step > 0:
                 self.widen("v", work, turn, step - 1)
             else:
                 self.bring_queries(work, count)
@@ -234,7 +234,7 @@ class _Widened(_Prefill):
         self.put(self.ring[name][stage, 0], found)
         pipe.full.arrive(stage)
         landed.release(at)
-        if tile.less(step + 1, work.count):
+        if step + 1 < work.count:
             self.copy(name, work, at + 1, key, pages)
 
     def put(self, place: Any, found: Any) -> None:

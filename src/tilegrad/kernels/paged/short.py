@@ -30,7 +30,6 @@ from ... import tile
 from ...core.dtype import float32, int64
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ...tile.value import index_of
 from ..attention.shape import refuse
 from ..attention.softmax import clamped, finite, some_sum, times
 from ..attention.tile_order import bounded, number_at
@@ -93,7 +92,7 @@ class _Short(Steps):
         self.sees = tile.hold(before, "before", (0, self.most - 1))
         # Requests without a token write the zeros of those that belong to none, one after another.
         token = tile.where(self.there, first, number_at(starts, x.requests) + self.request - first)
-        self.writes = tile.less(token, index_of(x.tokens))
+        self.writes = token < x.tokens
         self.token = bounded(token, "token", x.tokens - 1)
         self.first: Any = 0
         if x.window:
@@ -276,5 +275,5 @@ class _Short(Steps):
             else:
                 where = (page, self.head, at, 0)
                 tile.store(self.cache[which], where, value, mask=column < width)
-        if tile.less(at, 1):
+        if at < 1:
             clear_rest(x, self.cache[1], (page, self.head), at, CLEARED)

@@ -182,7 +182,7 @@ class Steps:
             following = [pages_of(step + together + i) for i in range(together)]
             copy(step, pages[0])
             for i in range(1, together):
-                if tile.less(step + i, count):
+                if step + i < count:
                     copy(step + i, pages[i])
             pages = following
 
@@ -258,9 +258,9 @@ class Steps:
         bits into registers."""
         x, end = self.x, self.sees + self.tokens - 1
         begin = self.sees - self.reach if x.window else 0
-        partly = tile.less(end, self.key + self.plan.block)
+        partly = end < self.key + self.plan.block
         if x.window:
-            partly = partly | tile.less(self.key, begin)
+            partly = partly | (self.key < begin)
         if partly:
             self.clear(self.arrived(1), begin, end)
             if x.scaled:  # threads read them

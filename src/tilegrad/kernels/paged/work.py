@@ -224,8 +224,8 @@ def _combine(x: PagedShape, plan: PagedPlan, own: Any, row: Any, memory: dict[st
     begin, end = field("start", 0, most), field("stop", -1, most)
     part, first, parts = field("partial", -1, most), field("from", 0, most), field("parts", 0, most)
     token, tokens = field("token", 0, high(x.tokens) - 1), field("tokens", 0, plan.per(x))
-    second = tile.less_equal(begin, end) & (tile.cast(part, int64) == first + 1)
-    if second & tile.less(row // x.group, tokens):
+    second = (begin <= end) & (tile.cast(part, int64) == first + 1)
+    if second & (row // x.group < tokens):
         shape, where = (TOGETHER, 1, x.value_width), (first, head, row)
         place = (token + row // x.group, head * x.group + row % x.group, 0)
         tile.store(memory["out"], place, mixed(parts_of, where, parts, shape, 1))

@@ -106,7 +106,7 @@ class Split(Writer):
         shape = self.shape
         for row in tile.range(TILE):
             token = program * TILE + row
-            inside = tile.less(token, shape.tokens)
+            inside = token < shape.tokens
             for step in tile.range(shape.columns // STEP):
                 x = tile.load(self.memory["x"], (token, step * STEP), STEP, mask=inside)
                 for part, value in enumerate(halves(x, depth_of(shape))):
@@ -199,7 +199,7 @@ class Matrix(Panels):
         token, row = first * TILE, (self.first + number) * ROWS
         whole = shape.dtype is float32 and shape.rows % PAIR == 0
         fits = tile.most(token + PAIR - shape.tokens) <= 0
-        if whole and (fits or tile.less_equal(token + PAIR, shape.tokens)):
+        if whole and (fits or token + PAIR <= shape.tokens):
             self.store(self.memory["out0"], sums, token, row)
         else:
             self.by_lines(sums, token, row)
@@ -247,7 +247,7 @@ class Vectors(Panels):
         else:
             for number in tile.range(self.shape.groups):
                 start, stop = ends_of(self.shape, self.memory, number)
-                if tile.less(start, stop):
+                if start < stop:
                     self.panel_products(number * self.blocks, start, stop)
 
     @tile.function

@@ -76,7 +76,7 @@ class MatrixKernel:
         """The tokens of a block, if there is one."""
         blocks, shape = self.memory["blocks"], self.shape
         tile.grid_dependency_wait()
-        if tile.less(block, listed(blocks, 0, 0, high(self.down))):
+        if block < listed(blocks, 0, 0, high(self.down)):
             group, first, stop = block_at(blocks, block, shape.groups, high(shape.tokens))
             self.work(column, group * shape.outputs, first, stop)
 

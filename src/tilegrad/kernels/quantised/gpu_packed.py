@@ -273,12 +273,12 @@ class PackedMatmul(WideMatmul):
                 place = number * self.halves + own
                 found = values(self.left[stage, place], self.scaled[stage, place], part, self.shape)
                 tile.matrix_wait(0)
-                if turns == 0 and tile.less(0, step):
+                if turns == 0 and step > 0:
                     tile.fence("async")
                     self.release(turn + step - 1)
                 tile.write(words[turns % 2], found)
                 tile.matrix_fence()
-                more = True if part > way else tile.less(0, step)
+                more = True if part > way else step > 0
                 tile.matrix_async(totals[number], words[turns % 2], self.right[stage, part].T, more)
                 tile.matrix_commit()
         tile.matrix_wait(0)

@@ -27,6 +27,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import float32, int32
 from ...ir.symbol import high, round_up
+from ...tile.value import index_of
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, groups_of, halves_of, one, order
 from .shape import Around, QuantisedShape
@@ -108,10 +109,10 @@ class RowsKernel(AroundKernel):
 
     def token_there(self, token: int, size: int, mask: Any) -> Any:
         """A mask, where a token of the program is there."""
-        tokens = self.shape.tokens
+        tokens = index_of(self.shape.tokens)
         if isinstance(tokens, int) and tokens % self.tokens == 0:
             return mask
-        return and_masks(mask, tile.broadcast(tile.less(self.token + token, tokens), (size,)))
+        return and_masks(mask, tile.broadcast(self.token + token < tokens, (size,)))
 
     # ---- x --------------------------------------------------------------------------------------
 
