@@ -29,6 +29,7 @@ from .emission import Emission
 from .moves import Run, runs_of
 from .shared import SWIZZLES
 from .spread import Spread, accumulator
+from .write import Operand
 
 FAR = 1 << 30  # bytes that a 32-bit offset does not reach any more
 REACH = 21  # bits of the bytes that are left to an instruction's own offset
@@ -107,18 +108,18 @@ def further(
 ) -> str:
     """An address some elements of `size` bytes on, which stand a stride apart."""
     if isinstance(stride, int) and dtype is int32 and stride * size < FAR:
-        return e.value("mad.wide.s32", index, str(stride * size), address)
+        return e.value("mad.wide.s32", index, stride * size, address)
     wide = convert(e, dtype, int64, index)
     return e.value("mad.lo.s64", wide, _step64(e, stride, size), address)
 
 
-def _step64(e: Emission, stride: Size, size: int) -> str:
+def _step64(e: Emission, stride: Size, size: int) -> Operand:
     """Bytes of a stride: a literal, or in a register where it depends on Symbols."""
     if isinstance(stride, int):
-        return str(stride * size)
+        return stride * size
     return e.memo.once(
         ("step", stride, size),
-        lambda: e.value("mul.lo.s64", e.values.size64(stride), str(size)),
+        lambda: e.value("mul.lo.s64", e.values.size64(stride), size),
     )
 
 
@@ -145,7 +146,7 @@ def _based_address(e: Emission, touch: Touch, own: str) -> tuple[str, int]:
         address = uniform_address(e, memory, [n for n, _ in parts])
         if own:
             address = e.value("add.s64", address, e.value("cvt.s64.s32", own))
-        return e.value("add.s64", address, str(far)) if far else address
+        return e.value("add.s64", address, far) if far else address
 
     key = ("address", memory, tuple(n for n, _ in parts), own, far)
     return e.memo.once(key, make), constant - far

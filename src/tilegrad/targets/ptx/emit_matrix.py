@@ -59,7 +59,8 @@ def matrix_async(e: Emission, node: Node) -> None:
     right = Operand(e, of_b, not trans_b, deep)
     left = None if a in e.placed.held else Operand(e, of_a, not trans_a, depth)
     words = kept_registers(e, of_kept[0], a.shape[-1] // 32) if kept else []
-    flags = [str(int(trans_b))] if left is None else [str(int(trans_a)), str(int(trans_b))]
+    flags = [int(trans_b)] if left is None else [int(trans_a), int(trans_b)]
+    flags = flags if depth == 16 else []
     k, first = b.shape[-2 if trans_b else -1], e.values.scalar(accumulate)
     width = min(n, 256)
     for block in range(m // (64 * groups)):
@@ -74,12 +75,11 @@ def matrix_async(e: Emission, node: Node) -> None:
                     given = own_words(e, a, (block * k + step * depth) // 2, depth // 2)
                 else:
                     given = left.at(block * 64 * groups, step, groups)
-                more = (
-                    [words[step * depth // 32], str(step % 2 if depth == 16 else 0)] if kept else []
-                )
-                used = flags if depth == 16 else []
+                operands: list[str | int] = [held, given, right.at(column, step)]
+                if kept:
+                    operands += [words[step * depth // 32], step % 2 if depth == 16 else 0]
                 form = f"wgmma.mma_async{sparse}.sync.aligned.{kinds}"
-                e.put(form, held, given, right.at(column, step), *more, scale, *signs, *used)
+                e.put(form, *operands, scale, *signs, *flags)
 
 
 def kept_registers(e: Emission, kept: Touch, count: int) -> Registers:
@@ -257,7 +257,7 @@ class Operand:
         high = (8 * self.lie.span >> 4) | SWIZZLE_CODES[self.lie.span] << 30
         # an address in a cluster has the rank of its program above the bits of the place
         low = e.value("bfe.u32", lead_address(e, place), "4", "14")
-        self.low = e.value("or.b32", low, str(leading << 16))
+        self.low = e.value("or.b32", low, leading << 16)
         self.high = e.copy("b32", high)
         self.known: dict[int, str] = {}
 

@@ -215,8 +215,7 @@ class Values:
         of = node.inputs[-1].dtype
         if node.op.name in rules.RARE and of.is_float and not near_angle(node):
             different = list(dict.fromkeys(zip(*inputs)))
-            if len(different) > 1:
-                seen.update(zip(different, rules.apply_all(self.w, node.op.name, of, different)))
+            seen.update(zip(different, rules.apply_all(self.w, node.op.name, of, different)))
         for operands in zip(*inputs):
             if operands not in seen:
                 seen[operands] = self.one(node, operands)
