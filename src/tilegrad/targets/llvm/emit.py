@@ -154,12 +154,11 @@ def _iota(e: Emission, node: Node) -> Values:
 
 def _cast(e: Emission, node: Node) -> Values:
     source, vectors = node.inputs[0], Vectors(e, lanes_of(node))
-    return [vectors.convert(x, source.dtype, node.dtype) for x in e.values[source]]
+    change = vectors.convert if node.op.name == "cast" else vectors.bitcast
+    return [change(x, source.dtype, node.dtype) for x in e.values[source]]
 
 
-def _bitcast(e: Emission, node: Node) -> Values:
-    source, vectors = node.inputs[0], Vectors(e, lanes_of(node))
-    return [vectors.bitcast(x, source.dtype, node.dtype) for x in e.values[source]]
+_bitcast = _cast
 
 
 # ---- conditions -----------------------------------------------------------------------

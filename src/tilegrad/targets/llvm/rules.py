@@ -35,9 +35,14 @@ def scalar_type(dtype: DType) -> str:
     return {"float32": "float", "float64": "double"}.get(dtype.name, f"i{dtype.bits}")
 
 
+def stored(dtype: DType) -> DType:
+    """What an element is in memory: a bool and an int4 have a byte each."""
+    return dtypes.int8 if dtype.kind == "bool" or dtype.bits < 8 else dtype
+
+
 def memory_type(dtype: DType) -> str:
-    """The LLVM type of one element in memory (a bool and an int4 have a byte each)."""
-    return "i8" if dtype.kind == "bool" or dtype.bits < 8 else scalar_type(dtype)
+    """The LLVM type of one element in memory."""
+    return scalar_type(stored(dtype))
 
 
 def vector(element: str, lanes: int) -> str:
@@ -238,16 +243,12 @@ class Vectors:
         """The nearest number."""
         if source is target:
             return x
-        if source.is_float and source.bits == 8:
-            return self.convert(_from_float8(self, source, x), F32, target)
-        if target.is_float and target.bits == 8:
-            return _to_narrow(self, target, self.convert(x, source, F32))
-        if source.is_float and source.bits == 16:
-            return self.convert(_from_narrow(self, source, x), F32, target)
+        if source.is_float and source.bits < 32:
+            return self.convert(_widened(self, source, x), F32, target)
+        if target.is_float and target.bits < 32:
+            return _narrowed(self, target, self.convert(x, source, F32))
         if target.kind == "bool":
             return self.number("fcmp une" if source.is_float else "icmp ne", source, x, 0)
-        if target.is_float and target.bits == 16:
-            return _to_16(self, target, self.convert(x, source, F32))
         if source.is_float and not target.is_float:
             return _float_to_integer(self, source, target, x)
         bits = 1 if source.kind == "bool" else source.bits
@@ -614,22 +615,24 @@ NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a 
 }
 
 
-def _from_narrow(m: Vectors, source: DType, x: str) -> str:
-    """Widen a 16-bit float to float32."""
+def _widened(m: Vectors, source: DType, x: str) -> str:
+    """A narrow float as float32."""
+    if source.bits == 8:
+        return _from_float8(m, source, x)
     if source is dtypes.bfloat16:
         return str((Element(m, x, U16).to(U32) << 16).as_float().held)
     return _half_bits(m, x) if m.writer.native & HALF else _from_half(m, x)
 
 
-def _to_16(m: Vectors, target: DType, x: str) -> str:
-    """Round float32 to a 16-bit float, by an instruction where the Target has one. To bfloat16 at
+def _narrowed(m: Vectors, target: DType, x: str) -> str:
+    """Round float32 to a narrow float, by an instruction where the Target has one. To bfloat16 at
     most a register at a time: LLVM fails an assertion on 32 lanes of which a masked store, with a
     mask it knows, takes no more than 16."""
     brief, native = target is dtypes.bfloat16, m.writer.native
-    if not ("avx512bf16" in native if brief else native & HALF):
+    if target.bits == 8 or not ("avx512bf16" in native if brief else native & HALF):
         return _to_narrow(m, target, x)
     if brief and m.lanes > 16 and m.lanes % 2 == 0:
-        return _by_halves(m, F32, I16, lambda half, part: _to_16(half, target, part), x)
+        return _by_halves(m, F32, I16, lambda half, part: _narrowed(half, target, part), x)
     kind = "bfloat" if brief else "half"
     return m.cast_as("bitcast", m.cast_as("fptrunc", x, F32, kind), kind, I16)
 
