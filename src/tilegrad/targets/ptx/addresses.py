@@ -62,12 +62,14 @@ def space_of(memory: Node) -> str:
     return "global" if memory_of(memory).scope == "global" else "shared"
 
 
-def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str:
-    """The address of an element by its number."""
-    size, pointer = memory.dtype.size, e.pointers[memory]
-    if memory_of(memory).scope != "global":
-        return e.mad(convert(e, dtype, int32, offset), size, pointer)
-    return further(e, pointer, offset, 1, size, dtype)
+def element_address(e: Emission, touch: Touch, at: str) -> str:
+    """The operand that addresses the element of an op that has an offset."""
+    assert touch.offsets is not None
+    size, pointer = touch.memory.dtype.size, e.pointers[touch.memory]
+    dtype = e.values.dtype(touch.offsets)
+    if memory_of(touch.memory).scope != "global":
+        return f"[{e.mad(convert(e, dtype, int32, at), size, pointer)}]"
+    return f"[{further(e, pointer, at, 1, size, dtype)}]"
 
 
 def addresses_of(e: Emission, touch: Touch, spread: Spread) -> tuple[list[str], list[Run]]:
@@ -248,7 +250,7 @@ def _held_runs(e: Emission, touch: Touch, base: str, spread: Spread) -> list[Pla
     """Runs of 16 bytes of each thread, side by side: no bank is wanted twice."""
     place, threads = touch.memory, e.threads.count
     count, size = len(spread.registers), place.dtype.size
-    known = e.placed.spreads.setdefault(place, spread)
+    known = e.memo.ever(("held", place), lambda: spread)
     if first_row(touch) or known != spread or spread.copies(threads) or count * size % PIECE:
         raise InternalError("ptx.emit", f"{place!r} is held as {known}, and as {spread}")
     own, each = e.mad(e.threads.number, PIECE, base), PIECE // size

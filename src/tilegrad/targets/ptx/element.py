@@ -188,16 +188,10 @@ def narrow(w: Writer, target: DType, x: str) -> str:
     """A float32 rounded to a narrower float; past the largest: infinity, or nan without one."""
     if target.bits == 16:
         return w.value(f"cvt.rn.{type_of(target)}.f32", x)
-    held = cut_pair(w, target, x, literal(0, dtypes.float32))
-    return _past(w, target, held, x, 1)
-
-
-def _past(w: Writer, target: DType, held: str, x: str, step: int) -> str:
-    """The instruction stops at the largest value: one step on where x rounds past it."""
-    form, limit = PAST[target.name]
-    magnitude = w.value("abs.f32", x)
-    over = w.value(form, magnitude, literal(limit, dtypes.float32))
-    beyond = w.value("add.u16", held, step)
+    held, (form, limit) = cut_pair(w, target, x, literal(0, dtypes.float32)), PAST[target.name]
+    # the instruction stops at the largest value: one step on where x rounds past it
+    over = w.value(form, w.value("abs.f32", x), literal(limit, dtypes.float32))
+    beyond = w.value("add.u16", held, 1)
     return w.value("selp.b16", beyond, held, over)
 
 
@@ -210,12 +204,9 @@ def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -
         if source is dtypes.int8:
             return whole_pair(w, *lifted(w, word), NEIGHBOURS[first // 2], w.new("b32"))
         return w.value(f"cvt.rn.f16x2.{PAIRS[source.name]}", halves_of(w, word)[first // 2])
-    if source is not dtypes.float32 or not target.is_float or target.bits > 16:
+    if source is not dtypes.float32 or not target.is_float or target.bits != 16:
         return None
-    if target.bits == 16:
-        return w.value(f"cvt.rn.{type_of(target)}x2.f32", high, low)
-    held = _past(w, target, cut_pair(w, target, low, high), low, 1)
-    return _past(w, target, held, high, 256)
+    return w.value(f"cvt.rn.{type_of(target)}x2.f32", high, low)
 
 
 def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high: str) -> None:

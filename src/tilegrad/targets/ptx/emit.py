@@ -15,6 +15,7 @@ same text.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from ...core.dtype import int32, int64
@@ -93,7 +94,7 @@ def arguments(e: Emission) -> list[tuple[str, Any, str]]:
     return [
         *(("pointer", i, f".u64 {name}") for i, name in enumerate(pointers)),
         *(("symbol", name, f".s64 symbol_{name}") for name in symbols),
-        *(("map", m, f".align 64 .b8 map_{i}[128]") for i, m in enumerate(e.placed.maps)),
+        *(("map", m, f".align 64 .b8 map_{i}[128]") for i, m in enumerate(e.maps)),
     ]
 
 
@@ -130,9 +131,10 @@ def frame(e: Emission) -> None:
         e.sites[site] = i + 1
     e.fault = pointer("fault") if e.sites else ""
     for symbol in body_symbols(e.body):
-        e.values.symbols[symbol.name] = e.value("ld.param.s64", f"[symbol_{symbol.name}]")
-    for number, map_ in enumerate(e.placed.maps):
-        e.placed.maps[map_] = e.value("cvta.param.u64", e.value("mov.u64", f"map_{number}"))
+        given = partial(e.value, "ld.param.s64", f"[symbol_{symbol.name}]")
+        e.memo.ever(("size", symbol), given)
+    for number, map_ in enumerate(e.maps):
+        e.maps[map_] = e.value("cvta.param.u64", e.value("mov.u64", f"map_{number}"))
     if e.has("allocate", "barrier"):
         e.shared.base = e.value("mov.u32", "dynamic_shared")
         if e.swizzled:

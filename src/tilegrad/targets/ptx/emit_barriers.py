@@ -33,12 +33,12 @@ from .shared import Hazards
 
 def barrier(e: Emission, node: Node) -> None:
     """An array of barriers."""
-    e.placed.barriers[node] = e.shared.reserve(8 * node.attrs["stages"], 8)
+    e.barriers[node] = e.shared.reserve(8 * node.attrs["stages"], 8)
 
 
 def barrier_address(e: Emission, barrier: Node, stage: Node) -> str:
     """The shared address of one barrier of an array."""
-    base, at = e.shared.base, e.placed.barriers[barrier]
+    base, at = e.shared.base, e.barriers[barrier]
     low, high = e.bounds.range(stage)
     if low == high:
         return e.add(base, at + 8 * int(low))
@@ -120,16 +120,16 @@ def cluster_meets(e: Emission) -> None:
 
 def start_barriers(e: Emission, roles: Sequence[Node]) -> None:
     """One thread sets the counts of all barriers; then the block meets."""
-    placed, cluster = e.placed, e.body.notes.get("cluster")
-    if not placed.barriers and not placed.maps and not cluster:
+    cluster = e.body.notes.get("cluster")
+    if not e.barriers and not e.maps and not cluster:
         return
     first = e.test("eq.s32", e.threads.number, 0)
     skip = e.label("ready")
     e.put("bra", skip, guard=f"!{first}")
-    for address in placed.maps.values():
+    for address in e.maps.values():
         e.put("prefetch.tensormap", f"[{address}]")
     factors = barrier_factors(roles, telling(e))
-    for node, at in placed.barriers.items():
+    for node, at in e.barriers.items():
         count = node.attrs["count"] * factors.get(node, 1)
         address = e.add(e.shared.base, at)
         for stage in range(node.attrs["stages"]):

@@ -76,7 +76,7 @@ def boxes_of(e: Emission, node: Node) -> Boxes:
         raise InternalError("ptx.emit", f"no tensor map describes {type_} along {box.axes}")
     number = e.body.parameters.index(box.memory)
     map_ = TensorMap(number, type_.dtype, type_.shape, strides, tuple(full), swizzle)
-    e.placed.maps.setdefault(map_, "")
+    e.maps.setdefault(map_, "")
     return Boxes(box, place, map_, span, columns // span)
 
 
@@ -88,7 +88,7 @@ def collect_maps(e: Emission) -> None:
 
 def source_at(e: Emission, boxes: Boxes, at: Sequence[str]) -> str:
     """A box of a Memory as an operand: its map, and its coordinates, innermost first."""
-    return f"[{e.placed.maps[boxes.map]}, {braced(at[::-1])}]"
+    return f"[{e.maps[boxes.map]}, {braced(at[::-1])}]"
 
 
 def along(e: Emission, boxes: Boxes, address: str, first: int) -> Iterator[tuple[str, str]]:

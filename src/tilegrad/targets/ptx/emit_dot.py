@@ -237,12 +237,7 @@ def multiply_steps(
             y.update(zip(columns[start : start + count], found))
         for r in rows:
             for c in columns:
-                one, other, total = x[r][i], y[c], held[r, c]
-                if dtype.is_float:
-                    held[r, c] = rules.apply(w, "multiply_add", dtype, one, other, total)
-                    continue
-                product = rules.apply(w, "multiply", dtype, one, other)
-                held[r, c] = rules.apply(w, "add", dtype, total, product)
+                held[r, c] = rules.apply(w, "multiply_add", dtype, x[r][i], y[c], held[r, c])
 
 
 def neighbours(coordinates: list[int], most: int) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ so it is the same in every run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -193,17 +194,11 @@ def part(e: Emission, node: Node) -> Registers:
 def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> Registers:
     """A rectangle of a Tile: by renaming, else through shared memory."""
     own, registers = e.values.own(x)
-    try:
+    with suppress(InternalError):  # where it is not cut between threads
         inside = own.part(start, shape)
-    except InternalError:
-        inside = None
-    if inside is not None and inside.fields == to.fields:
-        place = {
-            at: registers[own.where[tuple(c + a for c, a in zip(at, start))]]
-            for at in inside.registers
-        }
-        if all(at in place for at in to.registers):
-            return [place[at] for at in to.registers]
+        if inside.fields == to.fields and set(to.registers) <= set(inside.registers):
+            wanted = [tuple(c + a for c, a in zip(at, start)) for at in to.registers]
+            return [registers[own.where[at]] for at in wanted]
     return e.shared.exchange(registers, own, to, e.values.dtype(x), start)
 
 

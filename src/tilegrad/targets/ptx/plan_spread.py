@@ -24,7 +24,7 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.symbol import high
 from ...ir.types import Memory, Shape, Tile, product
-from ...tile.bounds import Bounds, divisor_of
+from ...tile.bounds import Bounds, chosen_from, divisor_of
 from ...tile.build import Body
 from ...tile.placed import apart
 from ...tile.row import Touch, memory_of, moved_tile, touch_of
@@ -200,14 +200,7 @@ class SpreadPlan:
         elif name == "copy_pages" and self._holds(node.inputs[4]):
             self._anchor(node.inputs[4], blocked(node.inputs[4].shape, WARP, 1))
         elif name == "get":
-            self._get(node)
-
-    def _get(self, node: Node) -> None:
-        source, index = node.inputs[0], node.attrs["index"]
-        if source.op.name == "loop":
-            self._join(node, source.blocks[0].arguments[1 + index])
-        elif source.op.name == "branch":
-            self._join(node, *(b.results[index] for b in source.blocks))
+            self._join(node, *chosen_from(node))
 
     def _shape(self, node: Node) -> None:
         x, name = node.inputs[0], node.op.name
