@@ -247,9 +247,7 @@ class Measured:
         single: list[list[Callable[[], None]]] = []
         for name, cubin, entry_text, arguments, _ in built:
             entry = Entry.from_text(entry_text)
-            function = self.bench.device.load(cubin).function(
-                name, entry.shared_bytes, entry.cluster
-            )
+            function = self.bench.device.load(cubin).function(name)
             kernel = Prepared(function, entry, {})
 
             def launch(i: int, kernel: Any = kernel, names: Any = arguments) -> None:

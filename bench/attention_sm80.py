@@ -81,7 +81,7 @@ class Measured:
         for number, body in enumerate(bodies):
             text, entry = emit(body, f"kernel{number}", self.target)
             assert ".target sm_80" in text
-            function = self.bench.device.load(text).function(entry.name, entry.shared_bytes, ())
+            function = self.bench.device.load(text).function(entry.name)
             made.append((Prepared(function, entry, {}), [p.attrs["name"] for p in body.parameters]))
 
         def run(memories: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class Warps(Bench):
         """A Body made ready to launch."""
         text, entry = emit(body, name, self.target)
         assert ".target sm_80" in text
-        function = self.device.load(text).function(name, entry.shared_bytes, ())
+        function = self.device.load(text).function(name)
         return Prepared(function, entry, symbols or {})
 
 

@@ -189,9 +189,7 @@ class Measured:
         """Launches of one of our kernels."""
         from tilegrad.targets.ptx.launch import Prepared
 
-        function = self.bench.device.load(cubin).function(
-            "attention", entry.shared_bytes, entry.cluster
-        )
+        function = self.bench.device.load(cubin).function("attention")
         kernel = Prepared(function, entry, {})
 
         def launch(i: int) -> None:

@@ -45,7 +45,7 @@ class Bench:
             made = assemble(text)
             made.check_library(name)
             code = made.cubin
-        function = self.device.load(code).function(name, entry.shared_bytes, entry.cluster)
+        function = self.device.load(code).function(name)
         return Prepared(function, entry, symbols or {})
 
     def graph(self, work: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:

@@ -142,7 +142,7 @@ class Run:
         from tilegrad.targets.ptx.launch import Prepared
 
         cubin, entry = made
-        function = bench.device.load(cubin).function("quantised", entry.shared_bytes, entry.cluster)
+        function = bench.device.load(cubin).function("quantised")
         self.bench, self.case, self.weights = bench, case, weights
         self.kernel = Prepared(function, entry, {})
         shape, self.around = case.shape, AROUND[case.label]

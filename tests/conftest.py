@@ -61,12 +61,12 @@ def known_forms() -> Iterator[None]:
     """Every line of PTX that a test writes has a form of the table."""
     import isa
 
-    from tilegrad.targets.ptx.write import Writer
+    from tilegrad.targets.ptx.write import Operand, Writer
 
     put = Writer.put
 
-    def checked(self: Writer, form: str, *operands: str, guard: str = "") -> None:
-        isa.check(form, operands)
+    def checked(self: Writer, form: str, *operands: Operand, guard: str = "") -> None:
+        isa.check(form, [str(operand) for operand in operands])
         put(self, form, *operands, guard=guard)
 
     Writer.put = checked  # type: ignore[method-assign]

@@ -264,7 +264,7 @@ def run_library(device: Any, run: Run) -> str:
 
     text, entry = emit(run.body, "kernel", device.target)
     code: bytes | str = assemble(text, device.arch).cubin if find_ptxas() else text
-    function = device.load(code).function("kernel", entry.shared_bytes, entry.cluster)
+    function = device.load(code).function("kernel")
     prepared = Prepared(function, entry)
     places = [
         Buffer(int(call("cuMemAlloc", m.nbytes)), m.nbytes, None, device.name) for m in run.memories

@@ -70,7 +70,7 @@ def run(device: Any, steps: Steps) -> str:
     for body, names in steps.launches:
         text, entry = emit(body, "kernel", device.target)
         code: bytes | str = assemble(text, device.arch).cubin if find_ptxas() else text
-        function = device.load(code).function("kernel", entry.shared_bytes, entry.cluster)
+        function = device.load(code).function("kernel")
         ready.append((Prepared(function, entry), names))
     places = {
         n: Buffer(int(call("cuMemAlloc", max(1, m.nbytes))), m.nbytes, None, device.name)

@@ -198,14 +198,14 @@ def same(found: Any, wanted: Any, **tolerance: float) -> None:
     )
 
 
-def function_of(device: Any, name: str, **options: Any) -> Any:
+def function_of(device: Any, name: str) -> Any:
     """The function, assembled by ptxas where it is here."""
     from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 
     text = TEXTS[name]
     arch = "sm_90a" if "sm_90a" in text else "sm_80"
     code = assemble(text, arch).cubin if find_ptxas() and arch == device.arch else text
-    return device.load(code).function(name, **options)
+    return device.load(code).function(name)
 
 
 # ---- the driver ------------------------------------------------------------------------------

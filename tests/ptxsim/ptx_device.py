@@ -63,7 +63,7 @@ def run(text: str, launch: ptxsim.Launch, memories: Sequence[np.ndarray], **_: A
     """What `simulate` does, on the first GPU."""
     device = open_device(0)
     entry, values = entry_of(launch)
-    function = device.load(text).function(entry.name, entry.shared_bytes, entry.cluster)
+    function = device.load(text).function(entry.name)
     buffers = [device.upload(memory) for memory in memories]
     prepared = Prepared(function, entry, values)
     prepared.point([buffer.pointer for buffer in buffers])

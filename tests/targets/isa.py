@@ -93,6 +93,8 @@ rsqrt|sin|cos|lg2|ex2 approx ftz? f32 : =f32 f32
 
 == 7.0 sm_80 comparison and choice
 selp T=$any : =T T T pred
+selp b32 : =b32 f32 f32 pred
+selp b64 : =b64 f64 f64 pred
 setp $order T=s16|s32|s64 : =pred T T / =pred|pred T T
 setp $order|lo|ls|hi|hs T=u16|u32|u64 : =pred T T / =pred|pred T T
 setp eq|ne T=$bits : =pred T T / =pred|pred T T

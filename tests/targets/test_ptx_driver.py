@@ -57,13 +57,12 @@ def test_a_number_that_is_not_there(cuda) -> None:
         driver.open_device(3)
 
 
-def test_upload_and_download_pass_through_two_chunks(device, cuda, monkeypatch) -> None:
-    monkeypatch.setattr("tilegrad.targets.ptx.memory.CHUNK", 1000)
-    monkeypatch.setattr("tilegrad.targets.ptx.memory.SMALL", 10)
+def test_upload_and_download_pass_through_pinned_parts(device, cuda, monkeypatch) -> None:
+    monkeypatch.setattr(context, "PART", 1000)
     values = np.random.default_rng(0).integers(0, 255, 5500).astype(np.uint8)
     buffer = device.upload(values)
     assert np.array_equal(device.download(buffer), values)
-    assert cuda.count("cuMemcpyHtoDAsync") == 6 and cuda.count("cuMemHostAlloc") == 2
+    assert cuda.count("cuMemcpyHtoDAsync") == 6 and cuda.count("cuMemHostAlloc") == 4
     twin = device.copy(buffer)
     assert np.array_equal(device.download(twin, (55, 100), np.uint8), values.reshape(55, 100))
     device.fill(twin, 7)
@@ -127,10 +126,13 @@ def test_modules_and_functions_are_loaded_once(device, cuda) -> None:
     assert device.load("text") is not device.load("other")
     assert cuda.count("cuModuleLoadData") == 1 and cuda.count("cuModuleLoadDataEx") == 2
     loaded = device.load(cubin)
-    assert loaded.function("f") is loaded.function("f", 100_000)
+    function = loaded.function("f")
+    assert loaded.function("f") is function
+    function.allow(100_000)
+    function.allow(100_000)
     assert cuda.count("cuFuncSetAttribute") == 1
     with pytest.raises(UserError, match=r"kernel f needs too much shared memory[\s\S]*232448"):
-        loaded.function("f", 300_000)
+        function.allow(300_000)
 
 
 def test_ptx_that_does_not_compile_shows_the_log(device, cuda) -> None:

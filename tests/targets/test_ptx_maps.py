@@ -92,4 +92,4 @@ def test_encoding_calls_the_driver_with_aligned_memory() -> None:
         assert maps.encoded(maps.shape_of(PLAIN), 4096) == b"\xab" * 128
     assert seen == [(0, 9, 2, 4096, [512, 128], 1024, [64, 64], [1, 1], (0, 3, 2, 0))]
     maps.encoded.cache_clear()
-    maps._functions.clear()
+    maps._function.cache_clear()

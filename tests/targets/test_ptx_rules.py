@@ -526,10 +526,6 @@ def test_what_has_no_meaning_is_refused() -> None:
             or (name in ("byte_dot", "signed_byte_dot", "byte_permute") and dtype != "int32")
             or dtype == "bool"
         ), (name, dtype)
-    with pytest.raises(InternalError, match="no row"):
-        rules.apply(Writer(), "round_up", dtypes.float32, "%r0")
-    with pytest.raises(InternalError, match="no reduction"):
-        rules.combine(Writer(), "mean", dtypes.float32, "%r0", "%r1")
 
 
 @pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float16], ids=str)
@@ -661,7 +657,10 @@ def test_casts(source: DType) -> None:
         assert not wrong.size, f"{source} to {target}: (x, got, wanted) {shown}"
 
 
-@pytest.mark.parametrize("target", NARROW, ids=str)
+HALVES = [d for d in NARROW if d.bits == 16]
+
+
+@pytest.mark.parametrize("target", HALVES, ids=str)
 def test_pairs_are_two_casts(target: DType) -> None:
     a, b = arguments("add", dtypes.float32, 2)
     w, machine = Writer(), Machine(a.size)
@@ -680,7 +679,7 @@ def test_pairs_are_two_casts(target: DType) -> None:
 
 def test_pairs_only_where_an_instruction_does_both() -> None:
     for source, target in CASTS:
-        if source is not dtypes.float32 or target not in NARROW:
+        if source is not dtypes.float32 or target not in HALVES:
             assert element.convert_pair(Writer(), source, target, "%r0", "%r1") is None
 
 
@@ -727,7 +726,7 @@ def test_combine_is_a_fold_of_two(kind: str, dtype: DType) -> None:
     registers = [w.new(element.kind_of(dtype)) for _ in range(2)]
     for register, x in zip(registers, (a, b)):
         load(machine, register, dtype, x)
-    result = rules.combine(w, kind, dtype, *registers)
+    result = rules.apply(w, numeric.COMBINE[kind], dtype, *registers)
     machine.run(w.lines)
     got = fetch(machine, result, dtype)
     with np.errstate(all="ignore"):
@@ -880,8 +879,7 @@ def cast_kernel(source: DType, targets: Sequence[DType]) -> str:
         for target in targets:
             pair = element.convert_pair(w, source, target, x, y)
             if pair is not None:
-                packed = dtypes.uint32 if target.bits == 16 else dtypes.uint16
-                found.append((pair, packed))
+                found.append((pair, dtypes.uint32))
             found.append((element.constant(w, 1, target), target))
             if source.bits == target.bits and dtypes.int4 not in (source, target):
                 found.append((element.bitcast(w, source, target, x), target))

@@ -174,9 +174,11 @@ def test_the_ring_waits_before_it_writes_where_a_copy_reads(cuda, monkeypatch) -
     device = driver.open_device(0)
     ring, target = Ring(device), device.allocate(64 * 64)
     for turn in range(64):
-        ring.write(target.pointer + 64 * turn, np.full(16, turn, np.int32))
+        row = np.full(16, turn, np.int32)
+        ring.write(target.pointer + 64 * turn, row.ctypes.data, row.nbytes)
     big = device.upload(np.zeros(1024, np.uint8))
-    ring.write(big.pointer, np.arange(1024, dtype=np.uint8))  # larger than a part
+    numbers = np.arange(1024, dtype=np.uint8)
+    ring.write(big.pointer, numbers.ctypes.data, 1024)  # larger than a part
     found = device.download(target, (64, 16), np.int32)
     assert np.array_equal(found, np.repeat(np.arange(64), 16).reshape(64, 16))
     assert np.array_equal(device.download(big), np.arange(1024, dtype=np.uint8))

@@ -28,10 +28,10 @@ from ..kernels.matmul.shape import Operands
 from ..kernels.matmul.table import machine_name, plain_operands, problem_key, to_record
 from ..kernels.matmul.wide import WideMatmul
 from ..kernels.plan_table import Entry, PlanTable, Trial
+from ..runtime.device import device_name
 from ..runtime.store import content_key
 from ..targets.ptx.assemble import assemble, find_ptxas
 from ..targets.ptx.context import devices
-from ..targets.ptx.device import number_of
 from ..targets.ptx.emit import emit
 from ..targets.ptx.target import target_of
 from ..tile.build import BodyBuilder
@@ -161,9 +161,9 @@ def product_of(shape: Shape, dtype: Any, layout: str = "kk") -> Product:
 
 def machine_of(device: str) -> Machine:
     """The GPU called `device`, not opened; UserError where there is none."""
-    found = devices()
-    number = number_of(device)
-    if not 0 <= number < len(found):
+    found = {f"cuda:{one['number']}": one for one in devices()}
+    facts = found.get(device_name(device))
+    if facts is None:
         raise UserError(
             "no such GPU" if found else "there is no GPU here",
             op="tune",
@@ -173,7 +173,6 @@ def machine_of(device: str) -> Machine:
             got=device,
             hint="`tilegrad doctor` shows what this machine has",
         )
-    facts = found[number]
     major, minor = facts["compute_capability_major"], facts["compute_capability_minor"]
     target = target_of(facts)
     if not target.asynchronous_units:
@@ -183,7 +182,7 @@ def machine_of(device: str) -> Machine:
             expected="compute capability 9.0",
             got=f"{major}.{minor}",
         )
-    return Machine(target, facts["name"], f"sm_{major}{minor}a", number)
+    return Machine(target, facts["name"], f"sm_{major}{minor}a", facts["number"])
 
 
 def origin_of(machine: Machine, commit: str = "") -> dict[str, str]:

@@ -153,7 +153,7 @@ class Inputs:
         """A launch but for its pointers."""
         entry = Entry.from_text(code.entry)
         module = self.device.load(code.code)
-        function = module.function(entry.name, entry.shared_bytes, entry.cluster)
+        function = module.function(entry.name)
         return Prepared(function, entry)
 
     def pointers(self, number: int, turned: bool) -> tuple[int, ...]:

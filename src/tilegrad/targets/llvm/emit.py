@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from ...core.dtype import bool_
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.block import Block
@@ -23,40 +24,39 @@ from ...ir.node import Node
 from ...tile.build import Body, body_sites, body_symbols
 from ...tile.row import emitters
 from . import emit_memory, emit_shape
-from .emit_shape import Emission, Emit, Values, count_of, in_matrix_unit, lanes_of, size_text
-from .rules import ROWS, Vectors, literal, scalar_type, splat_constant, type_of, vector
+from .emit_shape import (
+    Emission,
+    Emit,
+    Values,
+    across,
+    count_of,
+    in_matrix_unit,
+    in_turn,
+    lanes_of,
+    size_text,
+)
+from .rules import ROWS, Vectors, literal, scalar_type, splat_constant, type_of
 
 
 def emit(body: Body, name: str | None = None, target: Target | None = None) -> tuple[str, int]:
     """The LLVM IR of a Body and the scratch bytes it needs."""
-    native = frozenset() if target is None else target.feature_set
-    return run(Emission(body, native), name or body.name)
-
-
-ANGLES = ("sin", "cos", "tan")
-
-
-# ---- frame ----------------------------------------------------------------------------
-
-
-def run(e: Emission, name: str) -> tuple[str, int]:
-    """Emit the function."""
+    e = Emission(body, frozenset() if target is None else target.feature_set)
     e.start("entry")
-    for i, parameter in enumerate(e.body.parameters):
+    for i, parameter in enumerate(body.parameters):
         at = e.value(f"getelementptr ptr, ptr %args, i64 {i}")
         e.values[parameter] = [e.value(f"load ptr, ptr {at}")]
-    for i, symbol in enumerate(body_symbols(e.body)):
+    for i, symbol in enumerate(body_symbols(body)):
         at = e.value(f"getelementptr i64, ptr %scalars, i64 {i}")
         e.symbols[symbol] = e.value(f"load i64, ptr {at}")
-    e.sites = {node: i + 1 for i, node in enumerate(body_sites(e.body))}
+    e.sites = {node: i + 1 for i, node in enumerate(body_sites(body))}
     if e.sites:
-        at = e.value(f"getelementptr ptr, ptr %args, i64 {len(e.body.parameters)}")
+        at = e.value(f"getelementptr ptr, ptr %args, i64 {len(body.parameters)}")
         e.fault = e.value(f"load ptr, ptr {at}")
     program_loop(e)
     e.line("ret void")
     head = (
-        f"define void @{name}(ptr noalias %args, ptr noalias %scalars, i64 %start, i64 %stop, "
-        "ptr noalias align 64 %scratch) #0 {"
+        f"define void @{name or body.name}(ptr noalias %args, ptr noalias %scalars, i64 %start, "
+        "i64 %stop, ptr noalias align 64 %scratch) #0 {"
     )
     entry, *lines = e.lines
     text = "\n".join([head, entry, *e.stack, *lines, "}", *e.defined.values()])
@@ -65,6 +65,9 @@ def run(e: Emission, name: str) -> tuple[str, int]:
     if e.defined:
         attributes += "attributes #1 = { nounwind noinline }\n"
     return f"{text}\n{declares}\n{attributes}", e.scratch
+
+
+ANGLES = ("sin", "cos", "tan")
 
 
 def program_loop(e: Emission) -> None:
@@ -145,12 +148,11 @@ def _iota(e: Emission, node: Node) -> Values:
 
 def _cast(e: Emission, node: Node) -> Values:
     source, vectors = node.inputs[0], Vectors(e, lanes_of(node))
-    return [vectors.convert(x, source.dtype, node.dtype) for x in e.values[source]]
+    change = vectors.convert if node.op.name == "cast" else vectors.bitcast
+    return [change(x, source.dtype, node.dtype) for x in e.values[source]]
 
 
-def _bitcast(e: Emission, node: Node) -> Values:
-    source, vectors = node.inputs[0], Vectors(e, lanes_of(node))
-    return [vectors.bitcast(x, source.dtype, node.dtype) for x in e.values[source]]
+_bitcast = _cast
 
 
 # ---- conditions -----------------------------------------------------------------------
@@ -158,14 +160,9 @@ def _bitcast(e: Emission, node: Node) -> Values:
 
 def _require(e: Emission, node: Node) -> None:
     """The first Site whose condition does not hold leaves its number."""
-    whole, *rest = e.values[node.inputs[0]]
-    lanes = lanes_of(node.inputs[0])
-    mask = vector("i1", lanes)
-    for other in rest:
-        whole = e.value(f"and {mask} {whole}, {other}")
-    if lanes > 1:
-        name = f"llvm.vector.reduce.and.v{lanes}i1"
-        whole = e.intrinsic(name, "i1", (mask, whole))
+    (condition,), lanes = node.inputs, lanes_of(node.inputs[0])
+    together = in_turn(e, "prod", bool_, lanes, e.values[condition])
+    whole = across(e, together, "prod", bool_, lanes)
     bad, after = e.fresh_label("fault"), e.fresh_label("held")
     e.line(f"br i1 {whole}, label %{after}, label %{bad}")
     e.start(bad)

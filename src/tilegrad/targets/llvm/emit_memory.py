@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.types import Shape, unravel
@@ -25,7 +24,7 @@ from .emit_shape import (
     splat,
     split_shape,
 )
-from .rules import Vectors, literal, mangle, memory_type, scalar_type, vector
+from .rules import Vectors, literal, mangle, memory_type, scalar_type, stored, vector
 
 # ---- memory ---------------------------------------------------------------------------
 
@@ -72,23 +71,6 @@ def offsets_of(
     return offsets, size_text(e, strides[-1])
 
 
-def from_memory(e: Emission, x: str, dtype: DType, lanes: int) -> str:
-    """A loaded vector as it is held in registers."""
-    if memory_type(dtype) == scalar_type(dtype):
-        return x
-    vectors = Vectors(e, lanes)
-    if dtype.kind != "bool":  # int4
-        return vectors.cast_as("trunc", x, "i8", dtype)
-    return vectors.number("icmp ne", dtypes.int8, x, 0)
-
-
-def to_memory(e: Emission, x: str, dtype: DType, lanes: int) -> str:
-    """A vector as it is stored."""
-    if memory_type(dtype) == scalar_type(dtype):
-        return x
-    return Vectors(e, lanes).cast_as("zext" if dtype.kind == "bool" else "sext", x, dtype, "i8")
-
-
 def vectors_at(e: Emission, node: Node) -> tuple[Iterator[tuple[str, str | None]], str]:
     """The offset and the mask of each vector of a tile that an op moves, and the stride along its
     lanes; '' where every lane has an offset of its own."""
@@ -108,8 +90,8 @@ def vectors_at(e: Emission, node: Node) -> tuple[Iterator[tuple[str, str | None]
 def _load(e: Emission, node: Node) -> Values:
     memory, lanes = node.inputs[0], lanes_of(node)
     found, stride = vectors_at(e, node)
-    vectors = (move_vector(e, memory, o, stride, lanes, m) for o, m in found)
-    return [from_memory(e, x, memory.dtype, lanes) for x in vectors]
+    loaded = (move_vector(e, memory, o, stride, lanes, m) for o, m in found)
+    return [Vectors(e, lanes).convert(x, stored(memory.dtype), memory.dtype) for x in loaded]
 
 
 _gather = _load
@@ -169,7 +151,8 @@ def _store(e: Emission, node: Node) -> None:
     lanes = lanes_of(value)
     found, stride = vectors_at(e, node)
     for x, (o, m) in zip(e.values[value], found):
-        move_vector(e, memory, o, stride, lanes, m, to_memory(e, x, value.dtype, lanes))
+        given = Vectors(e, lanes).convert(x, value.dtype, stored(value.dtype))
+        move_vector(e, memory, o, stride, lanes, m, given)
 
 
 _scatter = _store

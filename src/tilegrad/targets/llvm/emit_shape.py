@@ -12,12 +12,14 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, fold, low
-from ...ir.types import Shape, unravel
+from ...ir.types import Shape
 from ...tile.build import Body
-from ...tile.numeric import COMBINE
+from ...tile.numeric import COMBINE, identity
 from .rules import Vectors, Writer, literal, mangle, scalar_type, type_of, vector
 
 Values = list[str]
@@ -53,14 +55,6 @@ def in_matrix_unit(node: Node) -> bool:
     return node.op.category == "matrix"
 
 
-def ravel(index: Shape, shape: Shape) -> int:
-    """The row-major number of an index."""
-    number = 0
-    for position, size in zip(index, shape):
-        number = number * size + position
-    return number
-
-
 class Emission(Writer):
     """One Body being emitted: its text, and what every value is called in it."""
 
@@ -94,8 +88,7 @@ def size_text(e: Emission, value: Size) -> str:
 
     def apply(name: str, a: str, b: str) -> str:
         if name in ("min", "max"):
-            test = e.value(f"icmp {'slt' if name == 'min' else 'sgt'} i64 {a}, {b}")
-            return e.value(f"select i1 {test}, i64 {a}, i64 {b}")
+            return e.intrinsic(f"llvm.s{name}.i64", "i64", ("i64", a), ("i64", b))
         if name in ("div", "mod") and low(value.args[1]) < 1:
             none = e.value(f"icmp eq i64 {b}, 0")
             b = e.value(f"select i1 {none}, i64 1, i64 {b}")
@@ -124,16 +117,10 @@ def splat(e: Emission, x: str, element: str, lanes: int) -> str:
 def _broadcast(e: Emission, node: Node) -> Values:
     found, element, shape = e.values[node.inputs[0]], scalar_type(node.dtype), node.inputs[0].shape
     own, wanted = split_shape(shape), split_shape(node.shape)
-    if not shape or shape[-1] == 1:
-        own = (*own[:-2], 1, 1)
+    if own[-2:] == (1, 1):
         found = [splat(e, x, element, wanted[-1]) for x in found]
-    own = (1,) * (len(wanted) - len(own)) + own
-    result: Values = []
-    for number in range(count_of(node)):
-        index = unravel(number, wanted[:-1])
-        place = tuple(0 if s == 1 else i for i, s in zip(index, own[:-1]))
-        result.append(found[ravel(place, own[:-1])])
-    return result
+    numbers = np.arange(len(found)).reshape(own[:-1])
+    return [found[i] for i in np.broadcast_to(numbers, wanted[:-1]).flat]
 
 
 def flattened(e: Emission, node: Node) -> tuple[str, int]:
@@ -190,14 +177,8 @@ def _transpose(e: Emission, node: Node) -> Values:
         return turned(e, e.values[node.inputs[0]], scalar_type(node.dtype))
     if order == (1, 0, 2) and source[0] == source[1] and source[2] * node.dtype.bits == 32:
         return transpose_groups(e, node)
-    positions = []
-    for number in range(math.prod(node.shape)):
-        index = unravel(number, node.shape)
-        own = [0] * len(order)
-        for axis, position in zip(order, index):
-            own[axis] = position
-        positions.append(ravel(tuple(own), source))
-    return rearrange(e, node, positions)
+    numbers = np.arange(math.prod(source)).reshape(source)
+    return rearrange(e, node, numbers.transpose(order).ravel().tolist())
 
 
 def transpose_groups(e: Emission, node: Node) -> Values:
@@ -338,21 +319,21 @@ def across(e: Emission, x: str, kind: str, dtype: DType, lanes: int) -> str:
         return x
     element = scalar_type(dtype)
     v, m = vector(element, lanes), mangle(element, lanes)
+    name = REDUCED[dtype.kind][[*COMBINE].index(kind)]
+    full = f"llvm.vector.reduce.{name}.{m}"
     if dtype.is_float and kind in ("sum", "prod"):
-        name, start = ("fadd", -0.0) if kind == "sum" else ("fmul", 1.0)
-        full = f"llvm.vector.reduce.{name}.{m}"
+        start = literal(identity(kind, dtype), dtype)
         e.declared[full] = f"declare {element} @{full}({element}, {v})"
-        return e.value(
-            f"call reassoc {element} @{full}({element} {literal(start, dtype)}, {v} {x})"
-        )
-    names = {
-        "float": {"max": "fmaximum", "min": "fminimum"},
-        "int": {"sum": "add", "prod": "mul", "max": "smax", "min": "smin"},
-        "uint": {"sum": "add", "prod": "mul", "max": "umax", "min": "umin"},
-        "bool": {"sum": "or", "prod": "and", "max": "or", "min": "and"},
-    }
-    name = names[dtype.kind][kind]
-    return e.intrinsic(f"llvm.vector.reduce.{name}.{m}", element, (v, x))
+        return e.value(f"call reassoc {element} @{full}({element} {start}, {v} {x})")
+    return e.intrinsic(full, element, (v, x))
+
+
+REDUCED = {  # in the order of COMBINE
+    "float": ("fadd", "fmul", "fmaximum", "fminimum"),
+    "int": ("add", "mul", "smax", "smin"),
+    "uint": ("add", "mul", "umax", "umin"),
+    "bool": ("or", "and", "or", "and"),
+}
 
 
 def _dot(e: Emission, node: Node) -> Values:

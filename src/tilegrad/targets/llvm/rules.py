@@ -35,9 +35,14 @@ def scalar_type(dtype: DType) -> str:
     return {"float32": "float", "float64": "double"}.get(dtype.name, f"i{dtype.bits}")
 
 
+def stored(dtype: DType) -> DType:
+    """What an element is in memory: a bool and an int4 have a byte each."""
+    return dtypes.int8 if dtype.kind == "bool" or dtype.bits < 8 else dtype
+
+
 def memory_type(dtype: DType) -> str:
-    """The LLVM type of one element in memory (a bool and an int4 have a byte each)."""
-    return "i8" if dtype.kind == "bool" or dtype.bits < 8 else scalar_type(dtype)
+    """The LLVM type of one element in memory."""
+    return scalar_type(stored(dtype))
 
 
 def vector(element: str, lanes: int) -> str:
@@ -126,12 +131,21 @@ class Writer:
         return self.value(f"shufflevector {operands}, <{len(lanes)} x i32> <{shape}>")
 
     def only(
-        self, mask: str, name: str, act: Callable[[], Any], type_: str = "", zero: str = ""
+        self,
+        mask: str,
+        name: str,
+        act: Callable[[], Any],
+        type_: str = "",
+        zero: str = "",
+        rarely: bool = False,
     ) -> str:
         """Act where a scalar mask holds; what that gives, where it has a type, else zero."""
         yes, join = self.fresh_label(name), self.fresh_label("join")
-        before = self.label
-        self.line(f"br i1 {mask}, label %{yes}, label %{join}")
+        before, weights = self.label, ""
+        if rarely:
+            self.declared["!rare"] = '!0 = !{!"branch_weights", i32 1, i32 100000}'
+            weights = ", !prof !0"
+        self.line(f"br i1 {mask}, label %{yes}, label %{join}{weights}")
         self.start(yes)
         found = act()
         self.line(f"br label %{join}")
@@ -229,16 +243,12 @@ class Vectors:
         """The nearest number."""
         if source is target:
             return x
-        if source.is_float and source.bits == 8:
-            return self.convert(_from_float8(self, source, x), F32, target)
-        if target.is_float and target.bits == 8:
-            return _to_narrow(self, target, self.convert(x, source, F32))
-        if source.is_float and source.bits == 16:
-            return self.convert(_from_narrow(self, source, x), F32, target)
+        if source.is_float and source.bits < 32:
+            return self.convert(_widened(self, source, x), F32, target)
+        if target.is_float and target.bits < 32:
+            return _narrowed(self, target, self.convert(x, source, F32))
         if target.kind == "bool":
             return self.number("fcmp une" if source.is_float else "icmp ne", source, x, 0)
-        if target.is_float and target.bits == 16:
-            return _to_16(self, target, self.convert(x, source, F32))
         if source.is_float and not target.is_float:
             return _float_to_integer(self, source, target, x)
         bits = 1 if source.kind == "bool" else source.bits
@@ -275,22 +285,18 @@ class Vectors:
             return result
         w, type_ = self.writer, self.type(result.dtype)
         some = self._any(mask, result.dtype.bits)
-        cold, join = w.fresh_label("far"), w.fresh_label("joined")
-        before = w.label
-        w.declared["!rare"] = '!0 = !{!"branch_weights", i32 1, i32 100000}'
-        w.line(f"br i1 {some}, label %{cold}, label %{join}, !prof !0")
-        w.start(cold)
-        rooms = [w.room(type_) for _ in (*inputs, result)]
-        for value, place in zip((*inputs, result), rooms):
-            w.line(f"store {type_} {value.held}, ptr {place}, align 64")
-        function = self._out_of_line(rare, [i.dtype for i in inputs])
-        arguments = ", ".join(f"ptr {place}" for place in rooms)
-        w.line(f"call void @{function}({arguments}, i64 {self.lanes})")
-        mended = w.value(f"load {type_}, ptr {rooms[-1]}, align 64")
-        w.line(f"br label %{join}")
-        w.start(join)
-        incoming = f"[ {result.held}, %{before} ], [ {mended}, %{cold} ]"
-        return Element(self, w.value(f"phi {type_} {incoming}"), result.dtype)
+
+        def mended() -> str:
+            rooms = [w.room(type_) for _ in (*inputs, result)]
+            for value, place in zip((*inputs, result), rooms):
+                w.line(f"store {type_} {value.held}, ptr {place}, align 64")
+            function = self._out_of_line(rare, [i.dtype for i in inputs])
+            arguments = ", ".join(f"ptr {place}" for place in rooms)
+            w.line(f"call void @{function}({arguments}, i64 {self.lanes})")
+            return w.value(f"load {type_}, ptr {rooms[-1]}, align 64")
+
+        found = w.only(some, "far", mended, type_, result.held, rarely=True)
+        return Element(self, found, result.dtype)
 
     def _any(self, mask: Element, bits: int) -> str:
         """Whether a mask over values of so many bits holds in any lane."""
@@ -312,28 +318,27 @@ class Vectors:
         if full in outer.defined:
             return full
         w = Writer(outer.native)
-        one = Vectors(w, 1)
+        one, index = Vectors(w, 1), w.name()
+
+        def turn() -> list[str]:
+            inputs = []
+            for i, kind in enumerate(kinds):
+                place = w.value(f"getelementptr {element}, ptr %x{i}, i64 {index}")
+                inputs.append(Element(one, w.value(f"load {element}, ptr {place}"), kind))
+
+            def mend() -> None:
+                result = rare.done(*inputs, *rare.far(*inputs))
+                place = w.value(f"getelementptr {element}, ptr %y, i64 {index}")
+                w.line(f"store {element} {result.held}, ptr {place}")
+
+            w.only(rare.near(*inputs)[0].held, "mend", mend)
+            return [w.value(f"add nuw i64 {index}, 1")]
+
+        def going() -> str:
+            return one.do("icmp ult", "i64", index, "%count")
+
         w.start("entry")
-        w.line("br label %each")
-        w.start("each")
-        index, following = "%index", "%following"
-        w.line(f"{index} = phi i64 [ 0, %entry ], [ {following}, %next ]")
-        inputs = []
-        for i, kind in enumerate(kinds):
-            place = w.value(f"getelementptr {element}, ptr %x{i}, i64 {index}")
-            inputs.append(Element(one, w.value(f"load {element}, ptr {place}"), kind))
-        mask = rare.near(*inputs)[0]
-        w.line(f"br i1 {mask.held}, label %mend, label %next")
-        w.start("mend")
-        result = rare.done(*inputs, *rare.far(*inputs))
-        place = w.value(f"getelementptr {element}, ptr %y, i64 {index}")
-        w.line(f"store {element} {result.held}, ptr {place}")
-        w.line("br label %next")
-        w.start("next")
-        w.line(f"{following} = add nuw i64 {index}, 1")
-        going = w.value(f"icmp ult i64 {following}, %count")
-        w.line(f"br i1 {going}, label %each, label %out")
-        w.start("out")
+        w.loop(("each", "turn", "out"), [(index, "i64", "0")], going, turn)
         w.line("ret void")
         parameters = ", ".join(f"ptr noalias %x{i}" for i in range(len(kinds)))
         head = f"define internal void @{full}({parameters}, ptr noalias %y, i64 %count) #1 {{"
@@ -442,46 +447,35 @@ def _multiply_add(m: Vectors, d: DType, a: str, b: str, c: str) -> str:
     return ROWS["add"](m, d, ROWS["multiply"](m, d, a, b), c)
 
 
-ARM_LANES = (4, 8, 16, 32, 64)  # words that some whole vectors of 128 bits hold
+Dot = tuple[int, str, str, str]  # bits of a vector, feature, instruction, elements it takes
+DOTS: tuple[Dot, ...] = (
+    (512, "avx512vnni", "x86.avx512.vpdpbusd.512", "i32"),
+    (512, "avx512bw", "x86.avx512.pmaddw.d.512", "i16"),
+    (256, "avx512vnni", "x86.avx512.vpdpbusd.256", "i32"),
+    (256, "avxvnni", "x86.avx512.vpdpbusd.256", "i32"),
+    (256, "avx2", "x86.avx2.pmadd.wd", "i16"),
+    (128, "sse2", "x86.sse2.pmadd.wd", "i16"),
+    (128, "i8mm", "aarch64.neon.usdot.v4i32.v16i8", "i8"),
+)
+SIGNED_DOTS: tuple[Dot, ...] = ((128, "dotprod", "aarch64.neon.sdot.v4i32.v16i8", "i8"),)
 
 
-def _byte_dot(m: Vectors, d: DType, a: str, b: str, total: str) -> str:
-    """Four products of bytes: one instruction where the Target has it, two of pairs of 16 bits
-    where it has those, else byte by byte."""
-    v, native, width = m.type(I32), m.writer.native, 32 * m.lanes
-    if "i8mm" in native and m.lanes in ARM_LANES:
-        return _arm_dot(m, "usdot", a, b, total)
-    vnni = {512: "avx512vnni" in native, 256: bool(native & {"avx512vnni", "avxvnni"})}
-    pairs = {
-        512: ("avx512bw", "avx512.pmaddw.d.512"),
-        256: ("avx2", "avx2.pmadd.wd"),
-        128: ("sse2", "sse2.pmadd.wd"),
-    }
-    if vnni.get(width):
-        name = f"llvm.x86.avx512.vpdpbusd.{width}"
-        return m.writer.intrinsic(name, v, (v, total), (v, a), (v, b))
-    feature, name = pairs.get(width, ("", ""))
-    if feature in native and not (width == 512 and vnni[256]):
-        return _byte_dot_pairs(m, a, b, total, f"llvm.x86.{name}")
-    if width > 128 and m.lanes % 2 == 0 and native & {"sse2", "avx2", "avxvnni"}:
-        return _by_halves(m, I32, I32, lambda half, *x: _byte_dot(half, d, *x), a, b, total)
-    return _byte_dot_plain(m, a, b, total)
-
-
-def _signed_byte_dot(m: Vectors, d: DType, a: str, b: str, total: str) -> str:
-    """The same of signed bytes alone: an instruction of ARM's, else byte by byte."""
-    if "dotprod" in m.writer.native and m.lanes in ARM_LANES:
-        return _arm_dot(m, "sdot", a, b, total)
-    return _byte_dot_plain(m, a, b, total, signed=True)
-
-
-def _arm_dot(m: Vectors, name: str, a: str, b: str, total: str) -> str:
-    """An instruction of vectors of 128 bits, for each of them."""
-    if m.lanes > ARM_LANES[0]:
-        return _by_halves(m, I32, I32, lambda half, *x: _arm_dot(half, name, *x), a, b, total)
-    w, v, s = m.writer, m.type(I32), vector("i8", 16)
-    a, b = (w.value(f"bitcast {v} {x} to {s}") for x in (a, b))
-    return w.intrinsic(f"llvm.aarch64.neon.{name}.v4i32.v16i8", v, (v, total), (s, a), (s, b))
+def _byte_dot(m: Vectors, d: DType, a: str, b: str, total: str, dots: Sequence[Dot] = DOTS) -> str:
+    """Four products of bytes: by the first instruction of a table that the Target has for so many,
+    of parts where it has one for fewer, else byte by byte."""
+    w, v, width = m.writer, m.type(I32), 32 * m.lanes
+    known = [dot for dot in dots if dot[1] in w.native]
+    for bits, _, name, element in known:
+        if bits == width and element == "i16":
+            return _byte_dot_pairs(m, a, b, total, f"llvm.{name}")
+        if bits == width:
+            s = vector(element, width // int(element[1:]))
+            given = [x if s == v else w.value(f"bitcast {v} {x} to {s}") for x in (a, b)]
+            return w.intrinsic(f"llvm.{name}", v, (v, total), *((s, x) for x in given))
+    if any(bits < width for bits, *_ in known):
+        part = partial(_byte_dot, dots=dots)
+        return _by_halves(m, I32, I32, lambda half, *x: part(half, d, *x), a, b, total)
+    return _byte_dot_plain(m, a, b, total, dots is SIGNED_DOTS)
 
 
 def _by_halves(
@@ -509,7 +503,7 @@ def _byte_dot_pairs(m: Vectors, a: str, b: str, total: str, name: str) -> str:
     return total
 
 
-def _byte_dot_plain(m: Vectors, a: str, b: str, total: str, signed: bool = False) -> str:
+def _byte_dot_plain(m: Vectors, a: str, b: str, total: str, signed: bool) -> str:
     left, right = Element(m, a, I32 if signed else U32), Element(m, b, I32)
     found = Element(m, total, I32)
     for shift in (24, 16, 8, 0):
@@ -571,7 +565,7 @@ ROWS: dict[str, Row] = {
     "where": _where,
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
-    "signed_byte_dot": _signed_byte_dot,
+    "signed_byte_dot": partial(_byte_dot, dots=SIGNED_DOTS),
     "byte_permute": _byte_permute,
     "pair_multiply_add_bfloat16": _pair_multiply_add,
     "pair_multiply_add_float16": _pair_multiply_add,
@@ -621,22 +615,24 @@ NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a 
 }
 
 
-def _from_narrow(m: Vectors, source: DType, x: str) -> str:
-    """Widen a 16-bit float to float32."""
+def _widened(m: Vectors, source: DType, x: str) -> str:
+    """A narrow float as float32."""
+    if source.bits == 8:
+        return _from_float8(m, source, x)
     if source is dtypes.bfloat16:
         return str((Element(m, x, U16).to(U32) << 16).as_float().held)
     return _half_bits(m, x) if m.writer.native & HALF else _from_half(m, x)
 
 
-def _to_16(m: Vectors, target: DType, x: str) -> str:
-    """Round float32 to a 16-bit float, by an instruction where the Target has one. To bfloat16 at
+def _narrowed(m: Vectors, target: DType, x: str) -> str:
+    """Round float32 to a narrow float, by an instruction where the Target has one. To bfloat16 at
     most a register at a time: LLVM fails an assertion on 32 lanes of which a masked store, with a
     mask it knows, takes no more than 16."""
     brief, native = target is dtypes.bfloat16, m.writer.native
-    if not ("avx512bf16" in native if brief else native & HALF):
+    if target.bits == 8 or not ("avx512bf16" in native if brief else native & HALF):
         return _to_narrow(m, target, x)
     if brief and m.lanes > 16 and m.lanes % 2 == 0:
-        return _by_halves(m, F32, I16, lambda half, part: _to_16(half, target, part), x)
+        return _by_halves(m, F32, I16, lambda half, part: _narrowed(half, target, part), x)
     kind = "bfloat" if brief else "half"
     return m.cast_as("bitcast", m.cast_as("fptrunc", x, F32, kind), kind, I16)
 

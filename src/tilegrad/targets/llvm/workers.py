@@ -19,7 +19,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from ...core.target import NEON, SSE2
 from ...runtime.buffer import HUGE_PAGE, Buffer
 from ...runtime.fault import Faults
 from ...runtime.store import content_key, default_store
-from .driver import LoadedModule, compile_text, llvm_version, load
+from .driver import compile_text, llvm_version, load
 from .native_loop import DONE, POOL, STATE, native_loop_text, sources
 from .table import ARGUMENT_LIMIT, COUNTER_LIMIT
 
@@ -41,18 +42,6 @@ CROWDED_SECONDS = 1e-6  # the same where there are more workers than cores
 SCRATCH_BYTES = 256 << 10
 SLOT_LIMIT = 512
 RECORD = struct.Struct("<6Q")  # table, entries, argument index, slots, number of slots, scalars
-
-
-class Native(NamedTuple):
-    """The native loop's entry points."""
-
-    module: LoadedModule
-    start: Callable[..., int]
-    resume: Callable[..., int]
-    stop: Callable[..., int]
-    serve: Callable[..., int]
-    quit: Callable[..., int]
-    spins_per_second: float
 
 
 POINTER, INTEGER = ctypes.c_void_p, ctypes.c_int64
@@ -86,13 +75,14 @@ def native_loop_for(machine: str) -> bytes:
 
 
 @functools.cache
-def native() -> Native:
-    """The native loop, compiled (or found in the Store) and loaded once."""
+def native() -> SimpleNamespace:
+    """The native loop's entry points by name, compiled (or found in the Store) and loaded once."""
     module = load(_given[-1] if _given else native_loop_for(os.uname().machine))
     made: dict[str, Any] = {
         name: ctypes.CFUNCTYPE(*types)(module.address(name)) for name, types in TYPES.items()
     }
-    return Native(module, spins_per_second=_spins_per_second(made.pop("spin")), **made)
+    rate = _spins_per_second(made["spin"])
+    return SimpleNamespace(module=module, spins_per_second=rate, **made)
 
 
 def _spins_per_second(spin: Callable[..., int]) -> float:

@@ -29,6 +29,7 @@ from .emission import Emission
 from .moves import Run, runs_of
 from .shared import SWIZZLES
 from .spread import Spread, accumulator
+from .write import Operand
 
 FAR = 1 << 30  # bytes that a 32-bit offset does not reach any more
 REACH = 21  # bits of the bytes that are left to an instruction's own offset
@@ -61,12 +62,14 @@ def space_of(memory: Node) -> str:
     return "global" if memory_of(memory).scope == "global" else "shared"
 
 
-def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str:
-    """The address of an element by its number."""
-    size, pointer = memory.dtype.size, e.pointers[memory]
-    if memory_of(memory).scope != "global":
-        return e.mad(convert(e, dtype, int32, offset), size, pointer)
-    return further(e, pointer, offset, 1, size, dtype)
+def element_address(e: Emission, touch: Touch, at: str) -> str:
+    """The operand that addresses the element of an op that has an offset."""
+    assert touch.offsets is not None
+    size, pointer = touch.memory.dtype.size, e.pointers[touch.memory]
+    dtype = e.values.dtype(touch.offsets)
+    if memory_of(touch.memory).scope != "global":
+        return f"[{e.mad(convert(e, dtype, int32, at), size, pointer)}]"
+    return f"[{further(e, pointer, at, 1, size, dtype)}]"
 
 
 def addresses_of(e: Emission, touch: Touch, spread: Spread) -> tuple[list[str], list[Run]]:
@@ -107,18 +110,18 @@ def further(
 ) -> str:
     """An address some elements of `size` bytes on, which stand a stride apart."""
     if isinstance(stride, int) and dtype is int32 and stride * size < FAR:
-        return e.value("mad.wide.s32", index, str(stride * size), address)
+        return e.value("mad.wide.s32", index, stride * size, address)
     wide = convert(e, dtype, int64, index)
     return e.value("mad.lo.s64", wide, _step64(e, stride, size), address)
 
 
-def _step64(e: Emission, stride: Size, size: int) -> str:
+def _step64(e: Emission, stride: Size, size: int) -> Operand:
     """Bytes of a stride: a literal, or in a register where it depends on Symbols."""
     if isinstance(stride, int):
-        return str(stride * size)
+        return stride * size
     return e.memo.once(
         ("step", stride, size),
-        lambda: e.value("mul.lo.s64", e.values.size64(stride), str(size)),
+        lambda: e.value("mul.lo.s64", e.values.size64(stride), size),
     )
 
 
@@ -145,7 +148,7 @@ def _based_address(e: Emission, touch: Touch, own: str) -> tuple[str, int]:
         address = uniform_address(e, memory, [n for n, _ in parts])
         if own:
             address = e.value("add.s64", address, e.value("cvt.s64.s32", own))
-        return e.value("add.s64", address, str(far)) if far else address
+        return e.value("add.s64", address, far) if far else address
 
     key = ("address", memory, tuple(n for n, _ in parts), own, far)
     return e.memo.once(key, make), constant - far
@@ -247,7 +250,7 @@ def _held_runs(e: Emission, touch: Touch, base: str, spread: Spread) -> list[Pla
     """Runs of 16 bytes of each thread, side by side: no bank is wanted twice."""
     place, threads = touch.memory, e.threads.count
     count, size = len(spread.registers), place.dtype.size
-    known = e.placed.spreads.setdefault(place, spread)
+    known = e.memo.ever(("held", place), lambda: spread)
     if first_row(touch) or known != spread or spread.copies(threads) or count * size % PIECE:
         raise InternalError("ptx.emit", f"{place!r} is held as {known}, and as {spread}")
     own, each = e.mad(e.threads.number, PIECE, base), PIECE // size

@@ -2,11 +2,11 @@
 
 It is opened on its primary context (the one torch uses too), with one stream, which waits for the
 legacy default stream and is waited for by it: work handed over from or to torch on its default
-stream is in order without events. Small copies that the host does not wait for go through pinned
-memory: what goes to the GPU leaves from a Ring, whose parts are used again when the GPU has read
-them; what comes from it lands in a Landing, which is read once its event has come. Invariant: a
-place that a copy may still read or write is neither handed out nor shown, and a call with a Context
-makes it current in the calling thread first.
+stream is in order without events. Copies go through pinned memory: what goes to the GPU leaves from
+a Ring, whose parts are used again when the GPU has read them; what comes from it lands in a
+Landing, which is read once its event has come. Invariant: a place that a copy may still read or
+write is neither handed out nor shown, and a call with a Context makes it current in the calling
+thread first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from ...core.lock import new_lock
 from ...runtime import device as runtime
 from ...runtime.fault import FaultWords
-from .cuda_api import api, available, call
-from .memory import Pool, Staging
+from .cuda_api import api, call, count
+from .memory import Pool
 
 MAPPED = 3  # of cuMemHostAlloc: every context sees it, and so do kernels
 
@@ -50,9 +50,7 @@ _thread = threading.local()
 
 def devices() -> list[dict[str, Any]]:
     """Facts of each GPU here, without opening it; empty where there is none."""
-    if not available():
-        return []
-    return [facts_of(number) for number in range(int(call("cuDeviceGetCount")))]
+    return [facts_of(number) for number in range(count())]
 
 
 def facts_of(number: int) -> dict[str, Any]:
@@ -88,7 +86,6 @@ class Context(runtime.Device):
         # Graphs are captured on one of their own, which the legacy stream does not touch.
         self.capture_stream = call("cuStreamCreate", 1)
         self.pool = Pool(self.name, self.activate)
-        self.staging = Staging(self.activate)
         self.retired: deque[Any] = deque()  # handles of modules that nobody uses any more
         self.faults = FaultWords(self._mapped)
 
@@ -180,8 +177,8 @@ class Event:
 # ---- pinned memory ------------------------------------------------------------------------------
 
 
-PART = 256 << 10
-PARTS = 4
+PART = 4 << 20
+PARTS = 2
 
 
 class Ring:
@@ -194,19 +191,15 @@ class Ring:
         self.events: list[Event | None] = [None] * PARTS
         self.turn = self.used = 0
 
-    def write(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
-        """Copy a contiguous array to the GPU; it may be changed when this returns."""
-        bytes = array.nbytes
-        if not bytes:
-            return
+    def write(self, pointer: int, source: int, bytes: int) -> None:
+        """Copy host memory to the GPU; it may be changed when this returns."""
         self.device.activate()
-        if bytes > PART:
-            self.device.staging.upload(pointer, array.ctypes.data, bytes, self.device.stream)
-            return
-        with self.lock:
-            place = self._place(bytes)
-            ctypes.memmove(place, array.ctypes.data, bytes)
-            call("cuMemcpyHtoDAsync", pointer, place, bytes, self.device.stream)
+        for at in range(0, bytes, PART):
+            part = min(PART, bytes - at)
+            with self.lock:
+                place = self._place(part)
+                ctypes.memmove(place, source + at, part)
+                call("cuMemcpyHtoDAsync", pointer + at, place, part, self.device.stream)
 
     def _place(self, bytes: int) -> int:
         if self.used + bytes > PART:
@@ -233,12 +226,16 @@ class Landing:
             call("cuMemcpyDtoHAsync", self.place, pointer, bytes, device.stream)
         self.event.record()
 
+    def read(self, target: int) -> None:
+        """Copy the bytes to host memory, once they are here."""
+        self.event.synchronize()
+        ctypes.memmove(target, self.place, self.bytes)
+
     def wait(self) -> np.ndarray[Any, Any]:
         """The bytes, once they are here."""
-        self.event.synchronize()
-        self.owner.device.faults.check()
         found = np.empty(self.bytes, np.uint8)
-        ctypes.memmove(found.ctypes.data, self.place, self.bytes)
+        self.read(found.ctypes.data)
+        self.owner.device.faults.check()
         return found
 
     def __del__(self) -> None:
@@ -264,3 +261,13 @@ class Landings:
         except (AttributeError, IndexError):
             self.device.activate()
             return int(call("cuMemHostAlloc", room, 0)), Event(self.device, timing=False), room
+
+    def read(self, target: int, pointer: int, bytes: int) -> None:
+        """Copy from the GPU to host memory: while a part is read the next one is under way."""
+        waiting: deque[tuple[Landing, int]] = deque()
+        for at in range(0, bytes, PART):
+            waiting.append((Landing(self, pointer + at, min(PART, bytes - at)), target + at))
+            if len(waiting) > 1:
+                Landing.read(*waiting.popleft())
+        for landing, into in waiting:
+            landing.read(into)

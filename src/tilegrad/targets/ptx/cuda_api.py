@@ -84,12 +84,12 @@ def _absent(why: str) -> UserError:
     )
 
 
-def available() -> bool:
-    """Whether a CUDA driver answers here."""
+def count() -> int:
+    """How many GPUs there are; none without a driver that answers."""
     try:
-        return int(call("cuDeviceGetCount")) > 0
+        return int(call("cuDeviceGetCount"))
     except UserError:
-        return False
+        return 0
 
 
 def call(name: str, *arguments: Any, during: str = "") -> Any:

@@ -5,7 +5,7 @@ Invariant: nothing of CUDA is loaded before the first question about a GPU is as
 
 from __future__ import annotations
 
-from .cuda_api import available, call
+from . import cuda_api
 from .driver import Device, open_device
 
 
@@ -14,7 +14,7 @@ class Kind:
 
     def count(self) -> int:
         """How many there are."""
-        return int(call("cuDeviceGetCount")) if available() else 0
+        return cuda_api.count()
 
     def open(self, number: int) -> Device:
         """The one with this number."""
@@ -22,9 +22,3 @@ class Kind:
 
 
 KIND = Kind()
-
-
-def number_of(name: str) -> int:
-    """The number of the GPU called "cuda:0" or "cuda"; -1 for other names."""
-    kind, _, number = name.partition(":")
-    return int(number or 0) if kind == "cuda" and (number or "0").isdigit() else -1

@@ -36,10 +36,10 @@ def by_literal(w: Writer, row: Row, name: str, d: DType, a: str, b: str) -> str:
         return wrap(w, d, result) if d.kind == "int" else result
     if divisor & (divisor - 1) == 0:
         if name == "remainder":
-            return w.value(f"and.{kind}", a, str(divisor - 1))
-        return w.value(f"shr.s{bits}", a, str(divisor.bit_length() - 1))
+            return w.value(f"and.{kind}", a, divisor - 1)
+        return w.value(f"shr.s{bits}", a, divisor.bit_length() - 1)
     # below zero: floor(a / b) = ~((~a) / b), and ~a has a bit less
-    sign = w.value(f"shr.s{bits}", a, str(bits - 1))
+    sign = w.value(f"shr.s{bits}", a, bits - 1)
     folded = _by_product(w, bits, bits - 1, logic(w, "xor", d, a, sign), divisor)
     quotient = logic(w, "xor", d, folded, sign)
     return quotient if name == "floor_divide" else _rest(w, bits, a, quotient, divisor)
@@ -48,7 +48,7 @@ def by_literal(w: Writer, row: Row, name: str, d: DType, a: str, b: str) -> str:
 def _rest(w: Writer, bits: int, a: str, quotient: str, divisor: int) -> str:
     """a - quotient * divisor."""
     if divisor & (divisor - 1) == 0:
-        return w.value(f"and.b{bits}", a, str(divisor - 1))
+        return w.value(f"and.b{bits}", a, divisor - 1)
     return w.value(f"mad.lo.s{bits}", quotient, literal(-divisor, WORDS[bits]), a)
 
 
@@ -59,17 +59,17 @@ def _by_product(w: Writer, bits: int, known: int, a: str, divisor: int) -> str:
     """
     if divisor & (divisor - 1) == 0:
         amount = divisor.bit_length() - 1
-        return w.value(f"shr.u{bits}", a, str(amount)) if amount else a
+        return w.value(f"shr.u{bits}", a, amount) if amount else a
     for shift in range(bits):
         inverse = -(-(1 << (bits + shift)) // divisor)
         error = inverse * divisor - (1 << (bits + shift))
         if inverse < 1 << bits and error * ((1 << known) - 1) < 1 << (bits + shift):
-            high = w.value(f"mul.hi.u{bits}", a, str(inverse))
-            return w.value(f"shr.u{bits}", high, str(shift)) if shift else high
+            high = w.value(f"mul.hi.u{bits}", a, inverse)
+            return w.value(f"shr.u{bits}", high, shift) if shift else high
     # the inverse has a bit too many: (a + high) / 2 without the carry
     shift = (divisor - 1).bit_length()
     inverse = -(-(1 << (bits + shift)) // divisor) - (1 << bits)
-    high = w.value(f"mul.hi.u{bits}", a, str(inverse))
+    high = w.value(f"mul.hi.u{bits}", a, inverse)
     half = w.value(f"shr.u{bits}", w.value(f"sub.u{bits}", a, high), "1")
     total = w.value(f"add.u{bits}", half, high)
-    return w.value(f"shr.u{bits}", total, str(shift - 1)) if shift > 1 else total
+    return w.value(f"shr.u{bits}", total, shift - 1) if shift > 1 else total

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from ...core.config import config
 from ...core.errors import UserError
 from ...core.lock import new_lock
@@ -66,6 +64,7 @@ class Device(Context):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
+        self.landings = Landings(self)
         self.modules: Recent[Module] = Recent(lambda: MODULES * config().keep)
 
     def __repr__(self) -> str:
@@ -91,14 +90,12 @@ class Device(Context):
         return Buffer(block.pointer, bytes, block, self.name, label=label)
 
     def put(self, pointer: int, source: int, bytes: int) -> None:
-        """Copy host memory to the GPU; `source` may be changed when this returns."""
-        self.activate()
-        self.staging.upload(pointer, source, bytes, self.stream)
+        """Copy host memory to the GPU, before all work from now on; nobody waits."""
+        self.ring.write(pointer, source, bytes)
 
     def get(self, target: int, pointer: int, bytes: int) -> None:
         """Copy memory of the GPU to the host, after all work so far."""
-        self.activate()
-        self.staging.download(target, pointer, bytes, self.stream)
+        self.landings.read(target, pointer, bytes)
 
     def copy_across(self, target: int, source: int, bytes: int, origin: runtime.Device) -> None:
         """Copy from another Device: straight from another GPU, else through the host."""
@@ -113,18 +110,14 @@ class Device(Context):
             done = Event(self, timing=False).record()
             done.wait(origin.stream)  # what was read may be handed out again there
 
-    def post(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
-        """Copy a contiguous array to an address, before all work from now on; nobody waits."""
-        self.pinned[0].write(pointer, array)
-
     def land(self, pointer: int, bytes: int) -> Landing:
         """A Landing of the bytes that are at an address after all work so far."""
-        return Landing(self.pinned[1], pointer, bytes)
+        return Landing(self.landings, pointer, bytes)
 
     @cached_property
-    def pinned(self) -> tuple[Ring, Landings]:
-        """Pinned memory for small copies: what leaves from (a Ring), what lands in (Landings)."""
-        return Ring(self), Landings(self)
+    def ring(self) -> Ring:
+        """Pinned memory that copies to the GPU leave from."""
+        return Ring(self)
 
     def fill(self, buffer: Buffer, byte: int = 0) -> None:
         """Set every byte of a Buffer."""

@@ -102,8 +102,7 @@ def test(w: Writer, d: DType, form: str, a: str, b: str) -> str:
 
 def select(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     """a where the mask holds, else b."""
-    kind = kind_of(d)
-    return w.value(f"selp.{type_of(d) if d in FLOATS else kind}", a, b, mask)
+    return w.value(f"selp.{type_of(d) if d in FLOATS else kind_of(d)}", a, b, mask)
 
 
 def logic(w: Writer, form: str, d: DType, *inputs: str) -> str:
@@ -132,9 +131,8 @@ def convert(w: Writer, source: DType, target: DType, x: str) -> str:
     if target.kind == "bool":
         form = "setp.neu" if source.is_float else "setp.ne"
         return w.value(f"{form}.{type_of(source)}", x, literal(0, source))
-    kind = kind_of(target)
     if source.kind == "bool":
-        return w.value(f"selp.{kind}", _bits(1, target), _bits(0, target), x)
+        return w.value(f"selp.{kind_of(target)}", literal(1, target), literal(0, target), x)
     if source.is_float and target.is_float:
         if target is dtypes.float64:
             return w.value("cvt.f64.f32", x)
@@ -144,13 +142,6 @@ def convert(w: Writer, source: DType, target: DType, x: str) -> str:
     if target.is_float:
         return w.value(f"cvt.rn.{type_of(target)}.{type_of(source)}", x)
     return _between_integers(w, source, target, x)
-
-
-def _bits(value: int, dtype: DType) -> str:
-    """A constant operand of an instruction on untyped bits."""
-    if not dtype.is_float:
-        return str(value)
-    return str(int(np.asarray(value, dtype.numpy).view(f"u{dtype.size}")))
 
 
 def _between_integers(w: Writer, source: DType, target: DType, x: str) -> str:
@@ -197,16 +188,10 @@ def narrow(w: Writer, target: DType, x: str) -> str:
     """A float32 rounded to a narrower float; past the largest: infinity, or nan without one."""
     if target.bits == 16:
         return w.value(f"cvt.rn.{type_of(target)}.f32", x)
-    held = cut_pair(w, target, x, literal(0, dtypes.float32))
-    return _past(w, target, held, x, 1)
-
-
-def _past(w: Writer, target: DType, held: str, x: str, step: int) -> str:
-    """The instruction stops at the largest value: one step on where x rounds past it."""
-    form, limit = PAST[target.name]
-    magnitude = w.value("abs.f32", x)
-    over = w.value(form, magnitude, literal(limit, dtypes.float32))
-    beyond = w.value("add.u16", held, str(step))
+    held, (form, limit) = cut_pair(w, target, x, literal(0, dtypes.float32)), PAST[target.name]
+    # the instruction stops at the largest value: one step on where x rounds past it
+    over = w.value(form, w.value("abs.f32", x), literal(limit, dtypes.float32))
+    beyond = w.value("add.u16", held, 1)
     return w.value("selp.b16", beyond, held, over)
 
 
@@ -219,19 +204,16 @@ def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -
         if source is dtypes.int8:
             return whole_pair(w, *lifted(w, word), NEIGHBOURS[first // 2], w.new("b32"))
         return w.value(f"cvt.rn.f16x2.{PAIRS[source.name]}", halves_of(w, word)[first // 2])
-    if source is not dtypes.float32 or not target.is_float or target.bits > 16:
+    if source is not dtypes.float32 or not target.is_float or target.bits != 16:
         return None
-    if target.bits == 16:
-        return w.value(f"cvt.rn.{type_of(target)}x2.f32", high, low)
-    held = _past(w, target, cut_pair(w, target, low, high), low, 1)
-    return _past(w, target, held, high, 256)
+    return w.value(f"cvt.rn.{type_of(target)}x2.f32", high, low)
 
 
 def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high: str) -> None:
     """Four values of 8 bits to float16 in two registers: neighbours in one, or every other."""
     if source.name in PAIRS:
         if apart:
-            word = w.value("prmt.b32", word, word, str(0x3120))
+            word = w.value("prmt.b32", word, word, 0x3120)
         for into, half in zip((low, high), halves_of(w, word)):
             w.put(f"cvt.rn.f16x2.{PAIRS[source.name]}", into, half)
         return
@@ -247,12 +229,12 @@ NEIGHBOURS, EVERY_OTHER = (0x4140, 0x4342), (0x4240, 0x4341)  # bytes of a pair,
 
 def lifted(w: Writer, word: str) -> tuple[str, str]:
     """Four int8 x as x + 128, from 0 on; and 1152 twice."""
-    return w.value("xor.b32", word, str(-0x7F7F7F80)), w.value("mov.b32", str(0x64806480))
+    return w.value("xor.b32", word, -0x7F7F7F80), w.copy("b32", 0x64806480)
 
 
 def whole_pair(w: Writer, moved: str, base: str, four: int, into: str) -> str:
     """Two of what was lifted as float16: 1024 + x + 128 less 1152."""
-    held = w.value("prmt.b32", moved, str(0x64646464), str(four))
+    held = w.value("prmt.b32", moved, 0x64646464, four)
     w.put("sub.rn.f16x2", into, held, base)
     return into
 

@@ -6,7 +6,6 @@ Invariant: a part knows only the parts it was made of; ops know the parts, and n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...core.target import Target
@@ -18,21 +17,10 @@ from ...tile.row import memory_of, touches_of
 from .plan_spread import SpreadPlan
 from .program import TensorMap
 from .shared import SWIZZLES, Memo, Shared, Threads
-from .spread import Spread
 from .values import Carried, Values
 from .write import Writer
 
 Emit = Callable[["Emission", Node], list[str] | None]  # an op: the registers of its value
-
-
-@dataclass
-class Placed:
-    """What the placed level has made: places in registers, barriers, tensor maps."""
-
-    held: dict[Node, Carried] = field(default_factory=dict)  # places in registers
-    spreads: dict[Node, Spread] = field(default_factory=dict)  # of places as threads hold them
-    barriers: dict[Node, int] = field(default_factory=dict)  # offset of each array of barriers
-    maps: dict[TensorMap, str] = field(default_factory=dict)  # and their addresses
 
 
 class Emission(Writer):
@@ -49,7 +37,9 @@ class Emission(Writer):
         self.threads = Threads(self, self.memo, 32 * self.warps)
         self.shared = Shared(self.threads)
         self.values = Values(self.bounds, self.plan, self.shared)
-        self.placed = Placed()
+        self.carried: dict[Node, Carried] = {}  # places in registers
+        self.barriers: dict[Node, int] = {}  # offset of each array of barriers
+        self.maps: dict[TensorMap, str] = {}  # and their addresses
         self.pointers: dict[Node, str] = {}  # global address (b64) or shared address (b32)
         self.results: dict[Node, dict[int, list[str]]] = {}  # of loops and branches
         self.sites: dict[Node, int] = {}  # numbers of conditions

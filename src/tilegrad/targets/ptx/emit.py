@@ -15,6 +15,7 @@ same text.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from ...core.dtype import int32, int64
@@ -93,7 +94,7 @@ def arguments(e: Emission) -> list[tuple[str, Any, str]]:
     return [
         *(("pointer", i, f".u64 {name}") for i, name in enumerate(pointers)),
         *(("symbol", name, f".s64 symbol_{name}") for name in symbols),
-        *(("map", m, f".align 64 .b8 map_{i}[128]") for i, m in enumerate(e.placed.maps)),
+        *(("map", m, f".align 64 .b8 map_{i}[128]") for i, m in enumerate(e.maps)),
     ]
 
 
@@ -130,9 +131,10 @@ def frame(e: Emission) -> None:
         e.sites[site] = i + 1
     e.fault = pointer("fault") if e.sites else ""
     for symbol in body_symbols(e.body):
-        e.values.symbols[symbol.name] = e.value("ld.param.s64", f"[symbol_{symbol.name}]")
-    for number, map_ in enumerate(e.placed.maps):
-        e.placed.maps[map_] = e.value("cvta.param.u64", e.value("mov.u64", f"map_{number}"))
+        given = partial(e.value, "ld.param.s64", f"[symbol_{symbol.name}]")
+        e.memo.ever(("size", symbol), given)
+    for number, map_ in enumerate(e.maps):
+        e.maps[map_] = e.value("cvta.param.u64", e.value("mov.u64", f"map_{number}"))
     if e.has("allocate", "barrier"):
         e.shared.base = e.value("mov.u32", "dynamic_shared")
         if e.swizzled:
@@ -177,7 +179,7 @@ def emit_node(e: Emission, node: Node) -> None:
     elif name in PLAIN:
         if e.overlaps or "griddepcontrol" not in PLAIN[name]:
             guard = e.threads.first() if name == "commit_copies" else ""
-            e.put(PLAIN[name], *map(str, node.attrs.values()), guard=guard)
+            e.put(PLAIN[name], *node.attrs.values(), guard=guard)
     elif name in OPS:
         found = OPS[name](e, node)
         if found is not None:
@@ -219,11 +221,6 @@ def require(e: Emission, node: Node) -> None:
     e.put("st.relaxed.sys.global.b32", f"[{e.fault}]", number, guard=f"!{whole}")
 
 
-def hole(e: Emission, node: Node) -> None:
-    """A hole that nobody filled."""
-    raise InternalError("ptx.emit", f"the hole {node.attrs['name']!r} is not filled")
-
-
 # ---- loops and branches -------------------------------------------------------------------------
 
 
@@ -241,7 +238,7 @@ def loop(e: Emission, node: Node) -> None:
         e.values.put(kept[-1], given)
     counter, times = e.copy(kind_of(dtype), start), copies(e, node)
     if times > 1:
-        limit = e.value(f"sub.{type_of(dtype)}", stop, str((times - 1) * node.attrs["step"]))
+        limit = e.value(f"sub.{type_of(dtype)}", stop, (times - 1) * node.attrs["step"])
         turns(e, node, kept, counter, limit, times)
     turns(e, node, kept, counter, stop, 1)
     e.results[node] = {number: one.held(e) for number, one in enumerate(kept)}
@@ -275,10 +272,10 @@ def turns(
                 e.block(block)
                 values = [e.values.given(r, one.like) for r, one in zip(block.results, carried)]
             if copy + 1 < times:
-                index = e.value(f"add.{type_}", index, str(step))
+                index = e.value(f"add.{type_}", index, step)
         values = [one.packed(e, new) for one, new in zip(carried, values)]
         swap(e, carried, values)
-    e.put(f"add.{type_}", counter, counter, str(step * times))
+    e.put(f"add.{type_}", counter, counter, step * times)
     e.put(f"setp.lt.{type_}", more, counter, stop)
     e.put("bra.uni", head, guard=more)
     e.place(done)

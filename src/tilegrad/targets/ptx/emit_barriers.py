@@ -25,21 +25,20 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.build import Body
+from ...tile.row import Touch, effects_of, memory_of
 from .element import convert
 from .emission import Emission
 from .shared import Hazards
 
-WRITES, READS = ("write_place", "store", "clear_rows"), ("read_place", "load", "load_operand")
-
 
 def barrier(e: Emission, node: Node) -> None:
     """An array of barriers."""
-    e.placed.barriers[node] = e.shared.reserve(8 * node.attrs["stages"], 8)
+    e.barriers[node] = e.shared.reserve(8 * node.attrs["stages"], 8)
 
 
 def barrier_address(e: Emission, barrier: Node, stage: Node) -> str:
     """The shared address of one barrier of an array."""
-    base, at = e.shared.base, e.placed.barriers[barrier]
+    base, at = e.shared.base, e.barriers[barrier]
     low, high = e.bounds.range(stage)
     if low == high:
         return e.add(base, at + 8 * int(low))
@@ -70,7 +69,7 @@ def there(e: Emission, address: str, rank: str) -> str:
 
 def expect(e: Emission, node: Node) -> None:
     """One thread arrives and says how many bytes will come."""
-    where, bytes_ = f"[{barrier_address(e, *node.inputs)}]", str(node.attrs["bytes"])
+    where, bytes_ = f"[{barrier_address(e, *node.inputs)}]", node.attrs["bytes"]
     form = "mbarrier.arrive.expect_tx.shared::cta.b64"
     e.put(form, "_", where, bytes_, guard=e.threads.first())
 
@@ -90,7 +89,7 @@ def wait(e: Emission, node: Node) -> None:
 def named_sync(e: Emission, node: Node) -> None:
     """Threads meet at a barrier of a number; at `named_arrive` they tell others, and go on."""
     waits, threads = node.op.name == "named_sync", node.attrs["threads"]
-    e.put("bar.sync" if waits else "bar.arrive", str(node.attrs["number"] + 1), str(threads))
+    e.put("bar.sync" if waits else "bar.arrive", node.attrs["number"] + 1, threads)
     if waits and threads == e.threads.count:  # all of this role and nobody else
         e.shared.hazards.meet()
 
@@ -121,20 +120,20 @@ def cluster_meets(e: Emission) -> None:
 
 def start_barriers(e: Emission, roles: Sequence[Node]) -> None:
     """One thread sets the counts of all barriers; then the block meets."""
-    placed, cluster = e.placed, e.body.notes.get("cluster")
-    if not placed.barriers and not placed.maps and not cluster:
+    cluster = e.body.notes.get("cluster")
+    if not e.barriers and not e.maps and not cluster:
         return
     first = e.test("eq.s32", e.threads.number, 0)
     skip = e.label("ready")
     e.put("bra", skip, guard=f"!{first}")
-    for address in placed.maps.values():
+    for address in e.maps.values():
         e.put("prefetch.tensormap", f"[{address}]")
     factors = barrier_factors(roles, telling(e))
-    for node, at in placed.barriers.items():
+    for node, at in e.barriers.items():
         count = node.attrs["count"] * factors.get(node, 1)
         address = e.add(e.shared.base, at)
         for stage in range(node.attrs["stages"]):
-            e.put("mbarrier.init.shared::cta.b64", f"[{address}+{8 * stage}]", str(count))
+            e.put("mbarrier.init.shared::cta.b64", f"[{address}+{8 * stage}]", count)
     e.put("fence.mbarrier_init.release.cluster")
     e.place(skip)
     if cluster:
@@ -163,7 +162,7 @@ def telling(e: Emission) -> set[Node]:
 
 
 def _telling(roles: Sequence[Node]) -> set[Node]:
-    written, read = ([_shared_touched(role, names) for role in roles] for names in (WRITES, READS))
+    written, read = ([_shared_touched(role, way) for role in roles] for way in (True, False))
     arriving = [role.blocks[0].find("arrive") for role in roles]
     barriers: set[Node] = set()
     for i in range(len(roles)):
@@ -175,10 +174,11 @@ def _telling(roles: Sequence[Node]) -> set[Node]:
     return {n for found in arriving for n in found if n.inputs[0] in barriers}
 
 
-def _shared_touched(role: Node, names: Sequence[str]) -> set[Node]:
-    """The shared places that ops of these names touch."""
-    touched = {n.inputs[0] for n in role.blocks[0].find(*names)}
-    return {m for m in touched if isinstance(m.type, Memory) and m.type.scope == "shared"}
+def _shared_touched(role: Node, writes: bool) -> set[Node]:
+    """The shared places that the role's own threads read or write, each as it comes to it."""
+    effects = (x for node in role.blocks[0].all_nodes() for x in effects_of(node))
+    touches = (x for x in effects if isinstance(x, Touch) and x.writes is writes)
+    return {t.memory for t in touches if memory_of(t.memory).scope == "shared"}
 
 
 # ---- clusters -----------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def role(e: Emission, node: Node, join: str) -> None:
     registers = node.attrs["registers"]
     if registers:
         way = "inc" if registers > entry_registers(e.warps) else "dec"
-        e.put(f"setmaxnreg.{way}.sync.aligned.u32", str(registers))
+        e.put(f"setmaxnreg.{way}.sync.aligned.u32", registers)
     e.threads.single = one_thread(node)
     if e.threads.single or one_warp(node):
         e.put("bra", join, guard=e.test("ge.u32", e.threads.number, 32))

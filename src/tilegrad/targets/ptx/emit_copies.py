@@ -76,7 +76,7 @@ def boxes_of(e: Emission, node: Node) -> Boxes:
         raise InternalError("ptx.emit", f"no tensor map describes {type_} along {box.axes}")
     number = e.body.parameters.index(box.memory)
     map_ = TensorMap(number, type_.dtype, type_.shape, strides, tuple(full), swizzle)
-    e.placed.maps.setdefault(map_, "")
+    e.maps.setdefault(map_, "")
     return Boxes(box, place, map_, span, columns // span)
 
 
@@ -88,7 +88,7 @@ def collect_maps(e: Emission) -> None:
 
 def source_at(e: Emission, boxes: Boxes, at: Sequence[str]) -> str:
     """A box of a Memory as an operand: its map, and its coordinates, innermost first."""
-    return f"[{e.placed.maps[boxes.map]}, {braced(at[::-1])}]"
+    return f"[{e.maps[boxes.map]}, {braced(at[::-1])}]"
 
 
 def along(e: Emission, boxes: Boxes, address: str, first: int) -> Iterator[tuple[str, str]]:
@@ -148,8 +148,8 @@ def copy_pages(e: Emission, node: Node) -> None:
         lane = e.add(threads.number, first) if first else threads.number
         page, span = lane, threads.constant(0) if spans == 1 else ""
         if spans > 1:
-            page = e.value("div.u32", lane, str(spans))
-            span = e.value("rem.u32", lane, str(spans))
+            page = e.value("div.u32", lane, spans)
+            span = e.value("rem.u32", lane, spans)
         at = list(found)
         at[0] = e.add(e.value("shfl.sync.idx.b32", number, page, "31", "-1"), found[0])
         at[-1] = e.mad(span, boxes.columns, found[-1])
@@ -161,8 +161,7 @@ def copy_pages(e: Emission, node: Node) -> None:
 
 def wait_copies(e: Emission, node: Node) -> None:
     """Until all but some groups have been read."""
-    pending = str(node.attrs["pending"])
-    e.put("cp.async.bulk.wait_group.read", pending, guard=e.threads.first())
+    e.put("cp.async.bulk.wait_group.read", node.attrs["pending"], guard=e.threads.first())
     if not e.threads.single:
         e.threads.meet_role()
 
@@ -193,9 +192,9 @@ def copy_threads(e: Emission, node: Node) -> None:
     source = pieces_of(e, box, cover)
     inside = pieces_inside(e, box, cover)
     for where, address, held in zip(into, source, inside):
-        size = [e.value("selp.b32", str(PIECE), "0", held)] if held else []
+        size = [e.value("selp.b32", PIECE, 0, held)] if held else []
         form = "cp.async.cg.shared.global.L2::128B"
-        e.put(form, where, address, str(PIECE), *size, guard=cover.guard)
+        e.put(form, where, address, PIECE, *size, guard=cover.guard)
 
 
 def store_threads(e: Emission, node: Node) -> None:
@@ -277,7 +276,7 @@ def pieces_of(e: Emission, box: Touch, cover: Cover) -> Registers:
 
     def make() -> str:
         row, piece = own_piece(e, cover)
-        part = e.value("mul.wide.s32", piece, str(PIECE))
+        part = e.value("mul.wide.s32", piece, PIECE)
         own = e.value("add.s64", scaled(e, row, step, size), part)
         return e.value("add.s64", own, e.pointers[box.memory])
 
@@ -327,10 +326,10 @@ def _further(e: Emission, base: str, node: Node, stride: Size, size: int) -> str
 def scaled(e: Emission, index: str, stride: Size, size: int) -> str:
     """Bytes of an index along an axis, in 64 bits."""
     if isinstance(stride, int) and stride * size < 1 << 31:
-        return e.value("mul.wide.s32", index, str(stride * size))
+        return e.value("mul.wide.s32", index, stride * size)
     wide = e.value("cvt.s64.s32", index)
     part = e.value("mul.lo.s64", wide, e.values.size64(stride))
-    return e.value("mul.lo.s64", part, str(size))
+    return e.value("mul.lo.s64", part, size)
 
 
 def pieces_inside(e: Emission, box: Touch, cover: Cover) -> Registers:

@@ -71,7 +71,7 @@ def take_turn(e: Emission, node: Node, bytes_: int) -> str:
     turn = e.memo.ever(("turn", node), lambda: e.new("b32"))
     e.shared.toggles[turn] = 0
     where = e.add(base, turn)
-    e.put("sub.s32", turn, str(bytes_), turn)
+    e.put("sub.s32", turn, bytes_, turn)
     return where
 
 
@@ -211,8 +211,8 @@ def by_threads(
         e.move(list(held.values()), [new[at] for at in held], kind)
     further = {left.base: many * dtype.size, right.base: many * right.stride, count: many}
     for register, by in further.items():
-        e.put("add.s32", register, register, str(by))
-    e.put("setp.lt.s32", more, count, str(k))
+        e.put("add.s32", register, register, by)
+    e.put("setp.lt.s32", more, count, k)
     e.put("bra", head, guard=more)
     return [held[at] for at in to.registers]
 
@@ -237,12 +237,7 @@ def multiply_steps(
             y.update(zip(columns[start : start + count], found))
         for r in rows:
             for c in columns:
-                one, other, total = x[r][i], y[c], held[r, c]
-                if dtype.is_float:
-                    held[r, c] = rules.apply(w, "multiply_add", dtype, one, other, total)
-                    continue
-                product = rules.apply(w, "multiply", dtype, one, other)
-                held[r, c] = rules.apply(w, "add", dtype, total, product)
+                held[r, c] = rules.apply(w, "multiply_add", dtype, x[r][i], y[c], held[r, c])
 
 
 def neighbours(coordinates: list[int], most: int) -> list[tuple[int, int]]:

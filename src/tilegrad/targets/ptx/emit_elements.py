@@ -13,7 +13,7 @@ import math
 
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...tile.row import touch_of
+from ...tile.row import Touch, touch_of
 from .addresses import element_address, load_form, space_of
 from .element import kind_of
 from .emission import Emission
@@ -33,9 +33,8 @@ ATOMS = {
 }
 
 
-def elements_of(e: Emission, node: Node, spread: Spread) -> list[tuple[str, str]]:
+def elements_of(e: Emission, touch: Touch, spread: Spread) -> list[tuple[str, str]]:
     """The offset and the guard ('' where there is none) of each element that an op moves."""
-    touch = touch_of(node)
     assert touch.offsets is not None
     offsets, masks = e.values.get(touch.offsets, spread), [""] * len(spread.registers)
     masks = masks if touch.mask is None else e.values.get(touch.mask, spread)
@@ -43,20 +42,13 @@ def elements_of(e: Emission, node: Node, spread: Spread) -> list[tuple[str, str]
     return list(zip(offsets, masks))
 
 
-def address_at(e: Emission, node: Node, at: str) -> str:
-    """Where the element of an op lies that has an offset."""
-    touch = touch_of(node)
-    assert touch.offsets is not None
-    return f"[{element_address(e, touch.memory, at, e.values.dtype(touch.offsets))}]"
-
-
 def gather(e: Emission, node: Node) -> Registers:
     """Elements at offsets."""
-    memory, spread = node.inputs[0], e.values.spread_of(node)
+    memory, touch, spread = node.inputs[0], touch_of(node), e.values.spread_of(node)
     seen: dict[tuple[str, str], str] = {}
-    elements = elements_of(e, node, spread)
+    elements = elements_of(e, touch, spread)
     for at, mask in dict.fromkeys(elements):
-        where = address_at(e, node, at)
+        where = element_address(e, touch, at)
         (seen[at, mask],) = read_run(e, where, load_form(memory), memory.dtype, guard=mask)
     return e.values.loaded(node, [seen[key] for key in elements])
 
@@ -66,21 +58,21 @@ def gather(e: Emission, node: Node) -> Registers:
 
 def scatter(e: Emission, node: Node) -> None:
     """Elements to offsets."""
-    memory, value, offset = node.inputs[:3]
+    (memory, value, offset), touch = node.inputs[:3], touch_of(node)
     held = [n for n in (value, offset, *node.inputs[3:]) if n.shape and not e.plan.free(n)]
     spread = e.plan.spread(held[0]) if held else e.values.spread_of(offset)
     ordered = not (e.body.notes.get("distinct") or differ(e, offset))
     if ordered:
         spread = blocked(offset.shape, e.threads.count, 1)
     registers = e.values.get(value, spread, value.dtype)
-    elements = elements_of(e, node, spread)
+    elements = elements_of(e, touch, spread)
     owner = e.threads.owner(spread)
     guards = [e.threads.and_guards(mask, owner) for _, mask in elements]
     if ordered:
         offsets = e.values.get(offset, spread, offset.dtype)
         guards = last_of_equal(e, spread, offsets, guards)
     for register, (at, _), guard in zip(registers, elements, guards):
-        where = address_at(e, node, at)
+        where = element_address(e, touch, at)
         write_run(e, where, f"st.{space_of(memory)}", memory.dtype, [register], guard)
 
 
@@ -138,17 +130,17 @@ def search(e: Emission, base: str, place: str, count: int, at: str) -> str:
 
 def atomic_add(e: Emission, node: Node) -> Registers:
     """Elements added at offsets; what was there before."""
-    memory, value = node.inputs[:2]
+    (memory, value), touch = node.inputs[:2], touch_of(node)
     dtype, values = memory.dtype, e.values
     if dtype.name not in ATOMS:
         raise InternalError("ptx.emit", f"no atomic addition of {dtype}")
     spread = e.plan.spread(node)
     registers = values.get(value, spread, dtype)
-    elements = elements_of(e, node, spread)
+    elements = elements_of(e, touch, spread)
     form = f"atom.relaxed.gpu.{space_of(memory)}.add.{ATOMS[dtype.name]}"
     kind, owner, found = kind_of(dtype), e.threads.owner(spread), []
     for register, (at, mask) in zip(registers, elements):
-        where = address_at(e, node, at)
+        where = element_address(e, touch, at)
         found.append(e.copy(kind, 0))
         e.put(form, found[-1], where, register, guard=e.threads.and_guards(mask, owner))
     if not owner:

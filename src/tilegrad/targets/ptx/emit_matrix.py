@@ -57,9 +57,10 @@ def matrix_async(e: Emission, node: Node) -> None:
     trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
     deep, sparse = (2 * depth, ".sp") if kept else (depth, "")
     right = Operand(e, of_b, not trans_b, deep)
-    left = None if a in e.placed.held else Operand(e, of_a, not trans_a, depth)
+    left = None if a in e.carried else Operand(e, of_a, not trans_a, depth)
     words = kept_registers(e, of_kept[0], a.shape[-1] // 32) if kept else []
-    flags = [str(int(trans_b))] if left is None else [str(int(trans_a)), str(int(trans_b))]
+    flags = [int(trans_b)] if left is None else [int(trans_a), int(trans_b)]
+    flags = flags if depth == 16 else []
     k, first = b.shape[-2 if trans_b else -1], e.values.scalar(accumulate)
     width = min(n, 256)
     for block in range(m // (64 * groups)):
@@ -67,19 +68,18 @@ def matrix_async(e: Emission, node: Node) -> None:
             count = min(width, n - column)
             kinds = f"m64n{count}k{deep}.{sums}.{left_name}.{name}"
             start = (block * n + column) // 2
-            held = braced(e.placed.held[total].registers[start : start + count // 2])
+            held = braced(e.carried[total].registers[start : start + count // 2])
             for step in range(k // deep):
                 scale = first if step == 0 else e.threads.always()
                 if left is None:
                     given = own_words(e, a, (block * k + step * depth) // 2, depth // 2)
                 else:
                     given = left.at(block * 64 * groups, step, groups)
-                more = (
-                    [words[step * depth // 32], str(step % 2 if depth == 16 else 0)] if kept else []
-                )
-                used = flags if depth == 16 else []
+                operands: list[str | int] = [held, given, right.at(column, step)]
+                if kept:
+                    operands += [words[step * depth // 32], step % 2 if depth == 16 else 0]
                 form = f"wgmma.mma_async{sparse}.sync.aligned.{kinds}"
-                e.put(form, held, given, right.at(column, step), *more, scale, *signs, *used)
+                e.put(form, *operands, scale, *signs, *flags)
 
 
 def kept_registers(e: Emission, kept: Touch, count: int) -> Registers:
@@ -95,7 +95,7 @@ def kept_registers(e: Emission, kept: Touch, count: int) -> Registers:
 
 def own_words(e: Emission, a: Node, first: int, count: int) -> str:
     """Registers of an operand that threads hold, from an element of each thread on."""
-    held = e.placed.held[a]
+    held = e.carried[a]
     each = 2 if held.paired or a.dtype is int32 else 1
     return braced(held.registers[first // each : (first + count) // each])
 
@@ -138,7 +138,7 @@ def load_operand(e: Emission, node: Node) -> None:
         return load_bytes(e, node)
     start, k_rows, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     right, warps = operands_of(e)[operand]
-    words, lie = e.placed.held[operand].registers, lie_of(type_)
+    words, lie = e.carried[operand].registers, lie_of(type_)
     if not lie.turns or start % DEPTH:
         raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
     base = lead_address(e, next(touches_of(node)))
@@ -159,9 +159,9 @@ def load_bytes(e: Emission, node: Node) -> None:
     """
     operand, place = node.inputs[:2]
     start, turned, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
-    words, lie = e.placed.held[operand].registers, lie_of(type_)
+    words, lie = e.carried[operand].registers, lie_of(type_)
     (m, k), warps = operand.shape, e.threads.count // 32
-    paired = e.placed.held[operand].paired
+    paired = e.carried[operand].paired
     if not lie.turns or start % 32 or k % 32 or m % (16 * warps) or not paired:
         raise InternalError("ptx.emit", f"no {operand.type} comes from {type_} at {start}")
 
@@ -211,7 +211,7 @@ def lane_piece(e: Emission, side: Side, k_rows: bool) -> tuple[str, str]:
 def matrix_sync(e: Emission, node: Node) -> None:
     """A product of what warps hold: total += a @ b."""
     (total, a, b), (down, across) = node.inputs, node.attrs["warps"]
-    sums, left, right = (e.placed.held[x].registers for x in (total, a, b))
+    sums, left, right = (e.carried[x].registers for x in (total, a, b))
     if e.threads.count != 32 * down * across:
         raise InternalError("ptx.emit", f"{e.threads.count} threads are not {down} x {across}")
     form = sync_form(b.dtype)
@@ -257,7 +257,7 @@ class Operand:
         high = (8 * self.lie.span >> 4) | SWIZZLE_CODES[self.lie.span] << 30
         # an address in a cluster has the rank of its program above the bits of the place
         low = e.value("bfe.u32", lead_address(e, place), "4", "14")
-        self.low = e.value("or.b32", low, str(leading << 16))
+        self.low = e.value("or.b32", low, leading << 16)
         self.high = e.copy("b32", high)
         self.known: dict[int, str] = {}
 

@@ -17,7 +17,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, high
 from ...tile.bounds import Bounds
-from ...tile.row import Touch, memory_of, moved_tile, touch_of
+from ...tile.row import Touch, memory_of, moved_tile, touch_of, touches_of
 from .addresses import addresses_of, load_form, space_of, uniform_address
 from .element import kind_of
 from .emission import Emission
@@ -25,7 +25,6 @@ from .moves import Run, read_run, write_run
 from .spread import SCALAR, Spread
 from .write import Registers, several, vector
 
-READS, WRITES = ("load", "gather", "atomic_add"), ("store", "scatter", "atomic_add")
 PLAIN = ("load", "store")
 LINE = 128  # bytes that caches keep together
 
@@ -44,12 +43,10 @@ def access(e: Emission, memory: Node, writes: bool) -> None:
 def _reread(e: Emission) -> set[Node]:
     """Global Memories that the Body reads as well as writes, not only at one index."""
     ways: dict[Node, set[object]] = {}
-    read, written = (
-        {n.inputs[0] for n in e.nodes if n.op.name in names} for names in (READS, WRITES)
-    )
-    for node in e.nodes:
-        if node.op.name in (*READS, *WRITES):
-            ways.setdefault(node.inputs[0], set()).add(_way(e, node))
+    touches = [(node, touch) for node in e.nodes for touch in touches_of(node)]
+    for node, touch in touches:
+        ways.setdefault(touch.memory, set()).add(_way(e, node))
+    read, written = ({t.memory for _, t in touches if t.writes is way} for way in (False, True))
     return {m for m in read & written if len(ways[m]) > 1}
 
 
@@ -219,7 +216,7 @@ def prefetch(e: Emission, node: Node) -> None:
         if low < 0:
             guard = and_guards(guard, e.test("ge.s64", wide, 0))
         if not isinstance(size, int) or most >= high(size):
-            limit = str(size) if isinstance(size, int) else e.values.size64(size)
+            limit = size if isinstance(size, int) else e.values.size64(size)
             guard = and_guards(guard, e.test("lt.s64", wide, limit))
     e.put("prefetch.global.L2", f"[{uniform_address(e, memory, index)}]", guard=guard)
 

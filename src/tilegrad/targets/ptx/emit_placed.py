@@ -47,17 +47,17 @@ def allocate(e: Emission, node: Node) -> None:
 def register_tile(e: Emission, node: Node) -> None:
     """A place in registers."""
     if node in operands_of(e):
-        e.placed.held[node] = Carried(node, operand_words(e, node), "b32", True)
+        e.carried[node] = Carried(node, operand_words(e, node), "b32", True)
     else:
-        e.placed.held[node] = e.values.carried(node)
+        e.carried[node] = e.values.carried(node)
 
 
 def read_place(e: Emission, node: Node) -> Registers:
     """What a place holds."""
     touch = touch_of(node)
     place = touch.memory
-    if place in e.placed.held:
-        one = e.placed.held[place]
+    if place in e.carried:
+        one = e.carried[place]
         return replace(one, registers=[e.copy(one.kind, r) for r in one.registers]).held(e)
     spread = e.plan.spread(node)
     if by_matrix(e, place, spread):
@@ -73,8 +73,8 @@ def read_place(e: Emission, node: Node) -> Registers:
 def write_place(e: Emission, node: Node) -> None:
     """Set what a place holds."""
     (place, value), touch = node.inputs[:2], touch_of(node)
-    if place in e.placed.held:
-        e.values.put(e.placed.held[place], value)
+    if place in e.carried:
+        e.values.put(e.carried[place], value)
         return
     spread, registers = e.values.own(value)
     if by_matrix(e, place, spread) and e.overlaps:  # sm_80 has no stmatrix

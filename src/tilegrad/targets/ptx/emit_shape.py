@@ -11,6 +11,7 @@ so it is the same in every run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,9 +20,10 @@ from ...core.dtype import DType, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Shape
+from ...tile.numeric import COMBINE
 from . import rules
 from .emission import Emission
-from .moves import get_word, put_word, shuffle
+from .moves import read_run, shuffle, write_run
 from .plan_spread import seen
 from .spread import Spread, lines
 from .write import Registers, Writer
@@ -37,7 +39,7 @@ class Combining:
 
     def combine(self, a: str, b: str) -> str:
         """Two values made one."""
-        return rules.combine(self.w, self.kind, self.dtype, a, b)
+        return rules.apply(self.w, COMBINE[self.kind], self.dtype, a, b)
 
     def pick(self, mask: str, a: str, b: str) -> str:
         """a where the mask holds, else b."""
@@ -143,7 +145,7 @@ def over_warps(
         address = e.mad(lane, size, address)
     first = "" if lanes > 1 else e.test("eq.s32", lane, 0)
     for i, (register, one) in enumerate(flat):
-        put_word(e, f"[{address}+{i * step}]", register, one.dtype, first)
+        write_run(e, f"[{address}+{i * step}]", "st.shared", one.dtype, [register], first)
     e.shared.written()
     kept = warp_bits(left)
     start = e.mad(e.mask(warp, kept), stride, base) if kept else base
@@ -155,7 +157,8 @@ def over_warps(
     found = []
     for i, (_, one) in enumerate(flat):
         at = [f"[{start}+{t * stride + i * step}]" for t in sorted(turns)]
-        found.append(one.fold([get_word(e, where, one.dtype) for where in at]))
+        met = [read_run(e, where, "ld.shared", one.dtype)[0] for where in at]
+        found.append(one.fold(met))
     rest = iter(found)
     return [([next(rest) for _ in registers], one) for registers, one in parts]
 
@@ -191,17 +194,11 @@ def part(e: Emission, node: Node) -> Registers:
 def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> Registers:
     """A rectangle of a Tile: by renaming, else through shared memory."""
     own, registers = e.values.own(x)
-    try:
+    with suppress(InternalError):  # where it is not cut between threads
         inside = own.part(start, shape)
-    except InternalError:
-        inside = None
-    if inside is not None and inside.fields == to.fields:
-        place = {
-            at: registers[own.where[tuple(c + a for c, a in zip(at, start))]]
-            for at in inside.registers
-        }
-        if all(at in place for at in to.registers):
-            return [place[at] for at in to.registers]
+        if inside.fields == to.fields and set(to.registers) <= set(inside.registers):
+            wanted = [tuple(c + a for c, a in zip(at, start)) for at in to.registers]
+            return [registers[own.where[at]] for at in wanted]
     return e.shared.exchange(registers, own, to, e.values.dtype(x), start)
 
 
@@ -292,8 +289,9 @@ def from_warp(
     base = e.shared.scratch(len(registers) * step)
     at = e.mad(threads.number, size, base)
     for i, register in enumerate(registers):
-        put_word(e, f"[{at}+{i * step}]", register, dtype)
+        write_run(e, f"[{at}+{i * step}]", "st.shared", dtype, [register])
     e.shared.written()
     other = e.mask(threads.number, 31 | warp_bits(spread) << 5)
     other = e.mad(e.xor(other, 32 * distance), size, base)
-    return [get_word(e, f"[{other}+{i * step}]", dtype) for i in range(len(registers))]
+    addresses = [f"[{other}+{i * step}]" for i in range(len(registers))]
+    return [read_run(e, where, "ld.shared", dtype)[0] for where in addresses]

@@ -221,12 +221,11 @@ class Module:
         if self.handle is not None:  # a collector may run in the middle of a capture
             self.device.retired.append(self.handle)
 
-    def function(self, name: str, shared_bytes: int = 0, cluster: Sequence[int] = ()) -> Function:
-        """An entry by name, allowed this much dynamic shared memory and clusters of this size."""
+    def function(self, name: str) -> Function:
+        """An entry by name."""
         found = self._functions.get(name)
         if found is None:
             found = self._functions[name] = Function(self, name)
-        found.allow(shared_bytes, cluster)
         return found
 
 

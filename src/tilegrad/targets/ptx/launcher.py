@@ -58,8 +58,7 @@ class CudaLauncher(Launcher):
         if len(self.entries) != len(recipe.programs):
             raise InternalError("ptx launcher", "a Recipe of another target")
         self.functions = [
-            module.function(name, entry.shared_bytes, entry.cluster)
-            for module, (name, _), entry in zip(self.code, recipe.programs, self.entries)
+            module.function(name) for module, (name, _) in zip(self.code, recipe.programs)
         ]
         single = [step.kind for step in recipe.steps] == ["kernel"]
         self.single = recipe.steps[0] if single else None

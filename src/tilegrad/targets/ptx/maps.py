@@ -121,19 +121,15 @@ _POINTER, _CHOICE = [ctypes.c_void_p], [ctypes.c_int]
 _TYPE = ctypes.CFUNCTYPE(
     ctypes.c_int, *_POINTER, *_CHOICE, ctypes.c_uint32, *5 * _POINTER, *4 * _CHOICE
 )
-_functions: dict[int, Any] = {}
 
 
-def _function() -> Any:
-    """The driver's cuTensorMapEncodeTiled, by its address."""
-    here = api()
-    found = _functions.get(id(here))
-    if found is None:
-        address, _ = call("cuGetProcAddress", b"cuTensorMapEncodeTiled", 12000, 0)
-        if not int(address):
-            raise InternalError("ptx maps", "this driver has no cuTensorMapEncodeTiled")
-        found = _functions[id(here)] = _TYPE(int(address))
-    return found
+@lru_cache(maxsize=1)
+def _function(driver: Any) -> Any:
+    """A driver's cuTensorMapEncodeTiled, by its address."""
+    address, _ = call("cuGetProcAddress", b"cuTensorMapEncodeTiled", 12000, 0)
+    if not int(address):
+        raise InternalError("ptx maps", "this driver has no cuTensorMapEncodeTiled")
+    return _TYPE(int(address))
 
 
 def aligned(bytes: int) -> tuple[Any, int]:
@@ -157,7 +153,7 @@ def encoded(shape: Shape, pointer: int) -> bytes:
     rank = len(sizes)
     memory, at = aligned(MAP_BYTES)
     steps = (ctypes.c_uint64 * max(1, rank - 1))(*strides)
-    status = _function()(
+    status = _function(api())(
         at,
         data_type,
         rank,

@@ -68,7 +68,7 @@ def read_run(
 
 
 def write_run(
-    w: Writer, where: str, form: str, dtype: DType, registers: Sequence[str], guard: str
+    w: Writer, where: str, form: str, dtype: DType, registers: Sequence[str], guard: str = ""
 ) -> None:
     """Store neighbouring elements."""
     bytes_ = dtype.size * len(registers)
@@ -114,7 +114,7 @@ def split(w: Writer, word: str, dtype: DType, count: int) -> Registers:
         return halves_of(w, word)[:count]
     found = []
     for i in range(count):
-        part = w.value("bfe.u32", word, str(8 * i), "8")
+        part = w.value("bfe.u32", word, 8 * i, 8)
         found.append(_from_bits(w, w.value("cvt.u16.u32", part), dtype))
         if dtype.is_float or dtype is int8:
             w.note_part(found[-1], word, i)
@@ -131,7 +131,7 @@ def join(w: Writer, registers: Sequence[str], dtype: DType) -> str:
     word = ""
     for i, register in enumerate(registers):
         part = w.value("cvt.u32.u16", _to_bits(w, register, dtype))
-        word = part if not i else w.value("bfi.b32", part, word, str(8 * i), "8")
+        word = part if not i else w.value("bfi.b32", part, word, 8 * i, 8)
     return word
 
 
@@ -146,45 +146,19 @@ def _to_bits(w: Writer, register: str, dtype: DType) -> str:
     return w.value("selp.b16", "1", "0", register) if dtype.kind == "bool" else register
 
 
-# ---- one value in a word of its own -------------------------------------------------------------
-
-
-def word_of(w: Writer, register: str, dtype: DType) -> str:
-    """One value in 32 bits, or in 64 where it has as many."""
-    kind = kind_of(dtype)
-    if kind == "pred":
-        return w.value("selp.b32", "1", "0", register)
-    return w.value("cvt.u32.u16", register) if kind == "b16" else register
-
-
-def value_of(w: Writer, word: str, dtype: DType) -> str:
-    """Take it back."""
-    kind = kind_of(dtype)
-    if kind == "pred":
-        return w.test("ne.s32", word, 0)
-    return w.value("cvt.u16.u32", word) if kind == "b16" else word
-
-
-def put_word(w: Writer, where: str, register: str, dtype: DType, guard: str = "") -> None:
-    """Leave one value in shared memory, in 4 or 8 bytes."""
-    form = "st.shared.b64" if kind_of(dtype) == "b64" else "st.shared.b32"
-    w.put(form, where, word_of(w, register, dtype), guard=guard)
-
-
-def get_word(w: Writer, where: str, dtype: DType) -> str:
-    """Take it back."""
-    kind = "b64" if kind_of(dtype) == "b64" else "b32"
-    return value_of(w, w.value(f"ld.shared.{kind}", where), dtype)
-
-
 def shuffle(w: Writer, register: str, distance: int, dtype: DType) -> str:
     """The register of the lane whose number differs in some bits."""
 
     def other(word: str) -> str:
-        return w.value("shfl.sync.bfly.b32", word, str(distance), "31", "-1")
+        return w.value("shfl.sync.bfly.b32", word, distance, 31, -1)
 
-    if kind_of(dtype) != "b64":
-        return value_of(w, other(word_of(w, register, dtype)), dtype)
-    low, high = w.new("b32"), w.new("b32")
+    kind = kind_of(dtype)
+    if kind == "pred":
+        return w.test("ne.s32", other(w.value("selp.b32", 1, 0, register)), 0)
+    if kind == "b16":
+        return w.value("cvt.u16.u32", other(w.value("cvt.u32.u16", register)))
+    if kind == "b32":
+        return other(register)
+    low, high = several(w, "b32", 2)
     w.put("mov.b64", braced((low, high)), register)
     return w.value("mov.b64", braced((other(low), other(high))))

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
@@ -23,7 +24,7 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.symbol import high
 from ...ir.types import Memory, Shape, Tile, product
-from ...tile.bounds import Bounds, divisor_of
+from ...tile.bounds import Bounds, chosen_from, divisor_of
 from ...tile.build import Body
 from ...tile.placed import apart
 from ...tile.row import Touch, memory_of, moved_tile, touch_of
@@ -125,12 +126,10 @@ class SpreadPlan:
     # ---- classes --------------------------------------------------------------------------
 
     def _find(self, node: Node) -> Node:
-        root = node
-        while self.parent.get(root, root) is not root:
-            root = self.parent[root]
-        while self.parent.get(node, node) is not root:
-            self.parent[node], node = root, self.parent.get(node, node)
-        return root
+        while (above := self.parent.get(node, node)) is not node:
+            self.parent[node] = self.parent.get(above, above)
+            node = above
+        return node
 
     def _holds(self, node: Node) -> bool:
         return (isinstance(node.type, Tile) and node.type.shape != () and not self.free(node)) or (
@@ -201,42 +200,20 @@ class SpreadPlan:
         elif name == "copy_pages" and self._holds(node.inputs[4]):
             self._anchor(node.inputs[4], blocked(node.inputs[4].shape, WARP, 1))
         elif name == "get":
-            self._get(node)
-
-    def _get(self, node: Node) -> None:
-        source, index = node.inputs[0], node.attrs["index"]
-        if source.op.name == "loop":
-            self._join(node, source.blocks[0].arguments[1 + index])
-        elif source.op.name == "branch":
-            self._join(node, *(b.results[index] for b in source.blocks))
+            self._join(node, *chosen_from(node))
 
     def _shape(self, node: Node) -> None:
         x, name = node.inputs[0], node.op.name
         if name == "cumulative":
             self._join(node, x)
             self._wish(node).scanned = node.attrs["axis"]
-        elif name in ("reduce", "extract"):
-            axis = node.attrs.get("axis", 0)
-            self._relate(x, node, lambda s: s.drop(axis))
-            if name == "reduce" and self._holds(x):
-                self._wish(x).reduced.add(axis)
-        elif name == "stack_rows":
+            return
+        if name == "reduce" and self._holds(x):
+            self._wish(x).reduced.add(node.attrs["axis"])
+        if name == "stack_rows":
             self._join(*node.inputs)
-            count = len(node.inputs)
-            self._relate(x, node, lambda s: s.stack(count))
-        elif name == "part":
-            start, shape, own = node.attrs["start"], node.attrs["shape"], x.shape
-            self._relate(x, node, lambda s: s.part(start, shape))
-            self._relate(node, x, lambda s: s.whole(own))
-        else:
-            self._relate(node, x, lambda s: seen(node, s))
-            if name == "reshape":
-                self._relate(x, node, lambda s: s.reshape(node.shape))
-            elif name == "transpose":
-                self._relate(x, node, lambda s: s.permute(node.attrs["order"]))
-
-    def _relate(self, source: Node, to: Node, make: Make) -> None:
-        self.relations.append((source, to, make))
+        self.relations.append((node, x, partial(seen, node)))
+        self.relations.append((x, node, partial(shown, node)))
 
     def _memory(self, node: Node) -> None:
         touch = touch_of(node)
@@ -363,14 +340,35 @@ class SpreadPlan:
 
 
 def seen(node: Node, spread: Spread) -> Spread:
-    """How what a Node of DERIVED sees otherwise is held, where the Node is held as this Spread."""
+    """How what a Node sees otherwise is held, where the Node is held as this Spread."""
     shape = node.inputs[0].shape
-    if node.op.name == "broadcast":
-        return spread.before_repeat(shape)
-    if node.op.name == "reshape":
-        return spread.reshape(shape)
-    order = node.attrs["order"]
-    return spread.permute([order.index(axis) for axis in range(len(order))])
+    match node.op.name:
+        case "broadcast":
+            return spread.before_repeat(shape)
+        case "reshape":
+            return spread.reshape(shape)
+        case "transpose":
+            order = node.attrs["order"]
+            return spread.permute([order.index(axis) for axis in range(len(order))])
+        case "part":
+            return spread.whole(shape)
+    raise InternalError("ptx.spread", f"{node.op} does not say how {shape} is held")
+
+
+def shown(node: Node, spread: Spread) -> Spread:
+    """How a Node is held, where what it sees otherwise is held as this Spread."""
+    match node.op.name:
+        case "reduce" | "extract":
+            return spread.drop(node.attrs.get("axis", 0))
+        case "stack_rows":
+            return spread.stack(len(node.inputs))
+        case "reshape":
+            return spread.reshape(node.shape)
+        case "transpose":
+            return spread.permute(node.attrs["order"])
+        case "part":
+            return spread.part(node.attrs["start"], node.shape)
+    raise InternalError("ptx.spread", f"{node.op} does not say how {node.shape} is held")
 
 
 def by_matrix(node: Node) -> bool:

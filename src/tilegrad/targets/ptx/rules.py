@@ -20,9 +20,8 @@ from typing import Any
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
-from ...core.errors import InternalError
 from ...tile import division, functions
-from ...tile.numeric import COMBINE, COMPARE, FUNCTIONS
+from ...tile.numeric import COMPARE, FUNCTIONS
 from ...tile.scope import Element, Rare, multiply_add, polynomial, where
 from .division import by_literal
 from .element import (
@@ -30,13 +29,11 @@ from .element import (
     kind_of,
     literal,
     logic,
-    narrow,
     select,
     test,
     type_of,
     typed,
     unsigned,
-    widen,
     wrap,
 )
 from .write import Writer, several
@@ -51,26 +48,20 @@ def apply(w: Writer, name: str, dtype: DType, *inputs: str, near: bool = False) 
     Operands are registers. Only the divisor of integers may be a literal: a product then does.
     Where an op has another way for far arguments, `near` leaves it out.
     """
-    row = (NEAR if near else ROWS).get(name)
-    if row is None:
-        raise InternalError("ptx.rules", f"no row for {name}")
+    if name in RARE and dtype.is_float and not near:
+        (found,) = apply_all(w, name, dtype, [inputs])
+        return found
+    logical = dtype.kind == "bool" and name in BOOLS
+    row = _function(BOOLS[name]) if logical else ROWS[name]
     if not all(x.startswith("%") for x in inputs) and dtype is not dtypes.int4:
         return by_literal(w, row, name, dtype, *inputs)
-    direct = name in ON_BITS or (dtype.bits == 16 and name in EXTREMES)
-    if dtype.is_float and dtype.bits < 32 and not direct:
-        result = row(w, F32, *[widen(w, dtype, x) for x in inputs])
-        return result if name in COMPARE else narrow(w, dtype, result)
+    wide = dtype
     if dtype is dtypes.int4:
-        result = row(w, dtypes.int8, *inputs)
-        return result if name in COMPARE else wrap(w, dtype, result)
-    return row(w, dtype, *inputs)
-
-
-def combine(w: Writer, kind: str, dtype: DType, a: str, b: str) -> str:
-    """Two elements of a reduction ('sum', 'prod', 'max' or 'min') made one."""
-    if kind not in COMBINE:
-        raise InternalError("ptx.rules", f"no reduction {kind!r}")
-    return apply(w, COMBINE[kind], dtype, a, b)
+        wide = dtypes.int8
+    elif name not in ON_BITS and not (dtype.bits == 16 and name in EXTREMES):
+        wide = dtype.wide
+    result = row(w, wide, *[convert(w, dtype, wide, x) for x in inputs])
+    return result if name in COMPARE else convert(w, wide, dtype, result)
 
 
 # ---- functions over one register ------------------------------------------------------------
@@ -82,7 +73,6 @@ class Machine:
 
     clamps = frozenset({F32})
     writer: Writer
-    near: bool = False  # no argument is ever far
 
     def constant(self, value: float, dtype: DType) -> str:
         """A literal."""
@@ -109,7 +99,7 @@ class Machine:
         """The nearest number."""
         return convert(self.writer, source, target, x)
 
-    def _held(self, x: Element) -> Element:
+    def kept(self, x: Element) -> Element:
         """The value in a register that may be written again."""
         return Element(self, self.writer.copy(kind_of(x.dtype), x.held), x.dtype)
 
@@ -122,24 +112,15 @@ class Machine:
         self, going: Callable[[Element], Element], step: Callable[[Element], Element], x: Element
     ) -> Element:
         """A loop of each thread."""
-        w, current = self.writer, self._held(x)
+        w, current = self.writer, self.kept(x)
         with w.loop("again", "enough") as leave:
             leave("!" + going(current).held)
             self.set([current], [step(current)])
         return current
 
     def rarely(self, rare: Rare, *inputs: Element) -> Element:
-        """The near values, a branch around the far ones, and what is made of either."""
-        w = self.writer
-        mask, *values = rare.near(*inputs)
-        if self.near:
-            return rare.done(*inputs, *values)
-        held = [self._held(value) for value in values]
-        end = w.label(f"near_{rare.name}")
-        w.put("bra", end, guard="!" + mask.held)
-        self.set(held, rare.far(*inputs))
-        w.place(end)
-        return rare.done(*inputs, *held)
+        """What is made of the near values: `apply_all` sees to the far ones."""
+        return rare.done(*inputs, *rare.near(*inputs)[1:])
 
 
 class Asked(Machine):
@@ -153,38 +134,40 @@ class Asked(Machine):
 def apply_all(w: Writer, name: str, dtype: DType, several: list[tuple[str, ...]]) -> list[str]:
     """An op of RARE on several elements: its way for far arguments is written once, in a loop over
     the elements that a thread enters where one of its own is far."""
-    wide = F32 if dtype.bits < 32 else dtype
-    widened = [[x if wide is dtype else widen(w, dtype, x) for x in inputs] for inputs in several]
-    machine, masks, held, all_inputs = Machine(w), [], [], []
+    function, wide, masks, held = getattr(functions, name), dtype.wide, [], []
     asked = [
-        getattr(functions, name)(*[Element(Asked(w), x, wide) for x in inputs])
-        for inputs in widened
+        function(*[Element(Asked(w), convert(w, dtype, wide, x), wide) for x in inputs])
+        for inputs in several
     ]
     for rare, inputs in asked:
         mask, *values = rare.near(*inputs)
         masks.append(mask)
-        held.append([machine._held(value) for value in values])
-        all_inputs.append(inputs)
-    _mend(machine, asked[0][0], all_inputs, masks, held)
+        held.append([mask.machine.kept(value) for value in values])
+    _mend(rare, [inputs for _, inputs in asked], masks, held)
     found = [rare.done(*inputs, *mine) for (rare, inputs), mine in zip(asked, held)]
-    return [r.held if wide is dtype else narrow(w, dtype, r.held) for r in found]
+    return [convert(w, wide, dtype, r.held) for r in found]
 
 
 def _mend(
-    m: Machine,
     rare: Rare,
     several: list[tuple[Element, ...]],
     masks: list[Element],
     held: list[list[Element]],
 ) -> None:
-    """A loop over the elements that puts what is far into the registers held."""
-    w = m.writer
-    some = reduce(operator.or_, masks)
+    """What is far put into the registers held: in a loop over the elements where there are some."""
+    m: Any = masks[0].machine
+    w, some = m.writer, reduce(operator.or_, masks)
+    if len(several) == 1:
+        end = w.label(f"near_{rare.name}")
+        w.put("bra", end, guard="!" + some.held)
+        m.set(held[0], rare.far(*several[0]))
+        w.place(end)
+        return
     head, end = w.label(f"far_{rare.name}"), w.label(f"near_{rare.name}")
     w.put("bra", end, guard="!" + some.held)
-    number = w.value("mov.b32", "0")
+    number = w.copy("b32", 0)
     w.place(head)
-    turns = [w.value("setp.eq.s32", number, str(i)) for i in range(len(several))]
+    turns = [w.value("setp.eq.s32", number, i) for i in range(len(several))]
     inputs = list(several[0])
     for own, turn in zip(several[1:], turns[1:]):
         mask = Element(m, turn, dtypes.bool_)
@@ -196,19 +179,14 @@ def _mend(
     for turn, mask, registers in zip(turns, masks, held):
         m.set(registers, values, (Element(m, turn, dtypes.bool_) & mask).held)
     w.put("add.s32", number, number, "1")
-    more = w.value("setp.lt.s32", number, str(len(several)))
+    more = w.value("setp.lt.s32", number, len(several))
     w.put("bra", head, guard=more)
     w.place(end)
 
 
-def _function(function: Callable[..., Element], near: bool = False) -> Row:
+def _function(function: Callable[..., Element]) -> Row:
     """A row that is written over Elements."""
-
-    def row(w: Writer, d: DType, *inputs: str) -> str:
-        machine = Machine(w, near)
-        return str(function(*[Element(machine, i, d) for i in inputs]).held)
-
-    return row
+    return lambda w, d, *inputs: function(*[Element(Machine(w), i, d) for i in inputs]).held
 
 
 def _by_kind(of_floats: Row, of_integers: Row) -> Row:
@@ -289,17 +267,9 @@ def _tanh(x: Element) -> Element:
 # ---- arithmetic -----------------------------------------------------------------------------
 
 
-def _arithmetic(form: str, boolean: str = "", integer: str = "") -> Row:
+def _arithmetic(form: str, integer: str = "") -> Row:
     """A row that is one instruction: `form.rn` of floats, `integer` of integers."""
-
-    def row(w: Writer, d: DType, *inputs: str) -> str:
-        if d.is_float:
-            return typed(w, d, f"{form}.rn", *inputs)
-        if d.kind != "bool":
-            return typed(w, d, integer or form, *inputs)
-        return logic(w, boolean, d, *inputs)
-
-    return row
+    return lambda w, d, *x: typed(w, d, f"{form}.rn" if d.is_float else integer or form, *x)
 
 
 _divide = _by_kind(_arithmetic("div"), _integers(division.divide))
@@ -316,15 +286,13 @@ def _rounding(direction: str) -> Row:
 
 def _negative(w: Writer, d: DType, x: str) -> str:
     if d.is_float and d.bits < 32:
-        return w.value("xor.b16", x, str(1 << (d.bits - 1)))
-    if d.is_float or d.kind == "int":
-        return typed(w, d, "neg", x)
-    return x if d.kind == "bool" else typed(w, d, "sub", "0", x)
+        return w.value("xor.b16", x, 1 << (d.bits - 1))
+    return typed(w, d, "sub", "0", x) if d.kind == "uint" else typed(w, d, "neg", x)
 
 
 def _absolute(w: Writer, d: DType, x: str) -> str:
     if d.is_float and d.bits < 32:
-        return w.value("and.b16", x, str((1 << (d.bits - 1)) - 1))
+        return w.value("and.b16", x, (1 << (d.bits - 1)) - 1)
     return typed(w, d, "abs", x) if d.kind in ("float", "int") else x
 
 
@@ -332,8 +300,6 @@ def _extreme(form: str) -> Row:
     """Maximum or minimum; nan if either is, and 0 is above -0."""
 
     def row(w: Writer, d: DType, a: str, b: str) -> str:
-        if d.kind == "bool":
-            return logic(w, "or" if form == "max" else "and", d, a, b)
         if not d.is_float:
             return w.value(f"{form}.{type_of(d)}", a, b)
         if d is not F64:
@@ -377,36 +343,18 @@ def _multiply_high(w: Writer, d: DType, a: str, b: str) -> str:
     return wrap(w, d, w.value("shr.u16", product, "8"))
 
 
-def _multiply_add(w: Writer, d: DType, a: str, b: str, c: str) -> str:
-    if d.kind == "bool":
-        return logic(w, "or", d, logic(w, "and", d, a, b), c)
-    return typed(w, d, "fma.rn" if d.is_float else "mad.lo", a, b, c)
-
-
 def _byte_permute(w: Writer, d: DType, a: str, b: str, chosen: str) -> str:
     """Four of the eight bytes of two registers; a digit's highest bit counts for nothing."""
     return w.value("prmt.b32", a, b, w.value("and.b32", chosen, "30583"))
 
 
 def _where(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
-    if d.kind != "bool":
-        return w.value(f"selp.{kind_of(d)}", a, b, mask)
-    chosen, other = logic(w, "and", d, mask, a), logic(w, "not", d, mask)
-    return logic(w, "or", d, chosen, logic(w, "and", d, other, b))
+    return w.value(f"selp.{kind_of(d)}", a, b, mask)
 
 
-def _compare(name: str) -> Row:
-    form = {"equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le"}[name]
-
-    def row(w: Writer, d: DType, a: str, b: str) -> str:
-        if d.kind != "bool":
-            return test(w, d, "neu" if d.is_float and form == "ne" else form, a, b)
-        if form in ("eq", "ne"):
-            differ = logic(w, "xor", d, a, b)
-            return differ if form == "ne" else logic(w, "not", d, differ)
-        return logic(w, "and" if form == "lt" else "or", d, logic(w, "not", d, a), b)
-
-    return row
+def _compare(form: str) -> Row:
+    """A row that is one comparison."""
+    return lambda w, d, a, b: test(w, d, form, a, b)
 
 
 # ---- power ----------------------------------------------------------------------------------
@@ -447,9 +395,9 @@ ROWS: dict[str, Row] = {
     "round": _rounding("rni"),
     "trunc": _rounding("rzi"),
     "bit_not": _bit_not,
-    "add": _arithmetic("add", boolean="or"),
-    "subtract": _arithmetic("sub", boolean="xor"),
-    "multiply": _arithmetic("mul", boolean="and", integer="mul.lo"),
+    "add": _arithmetic("add"),
+    "subtract": _arithmetic("sub"),
+    "multiply": _arithmetic("mul", integer="mul.lo"),
     "divide": _divide,
     **{
         name: _by_kind(_function(getattr(functions, name)), _integers(getattr(division, name)))
@@ -466,9 +414,12 @@ ROWS: dict[str, Row] = {
     "shift_left": _shift("shift_left"),
     "shift_right": _shift("shift_right"),
     "multiply_high": _multiply_high,
-    **{name: _compare(name) for name in COMPARE},
+    "equal": _compare("eq"),
+    "not_equal": _by_kind(_compare("neu"), _compare("ne")),
+    "less": _compare("lt"),
+    "less_equal": _compare("le"),
     "where": _where,
-    "multiply_add": _multiply_add,
+    "multiply_add": _arithmetic("fma", integer="mad.lo"),
     "byte_dot": _words("dp4a.u32.s32"),  # of bytes, the first ones' with this sign
     "signed_byte_dot": _words("dp4a.s32.s32"),
     "byte_permute": _byte_permute,
@@ -484,8 +435,22 @@ ROWS: dict[str, Row] = {
     "tanh": _single(_function(_tanh), _function(functions.tanh)),
 }
 ROWS = {**{name: _function(getattr(functions, name)) for name in FUNCTIONS}, **ROWS}
-NEAR = {f.__name__: _function(f, near=True) for f in (functions.sin, functions.cos, functions.tan)}
-RARE = frozenset({"sin", "cos", "tan", "fmod", "remainder", "floor_divide"})  # of floats
+BOOLS: dict[str, Callable[..., Element]] = {  # what bools have instead
+    "negative": lambda x: x,
+    "add": operator.or_,
+    "subtract": operator.xor,
+    "multiply": operator.and_,
+    "maximum": operator.or_,
+    "minimum": operator.and_,
+    "equal": lambda a, b: ~(a ^ b),
+    "not_equal": operator.xor,
+    "less": lambda a, b: ~a & b,
+    "less_equal": lambda a, b: ~a | b,
+    "where": lambda mask, a, b: mask & a | ~mask & b,
+    "multiply_add": lambda a, b, c: a & b | c,
+}
+# Of floats: these have another way for far arguments, which their rows leave out.
+RARE = frozenset({"sin", "cos", "tan", "fmod", "remainder", "floor_divide"})
 EXTREMES = frozenset({"maximum", "minimum"})
 # Rows that treat a narrow float as its bits.
 ON_BITS = frozenset({"where", "negative", "absolute"})

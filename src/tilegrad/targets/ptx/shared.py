@@ -18,7 +18,7 @@ from typing import Any
 
 from ...core.dtype import DType
 from ...ir.types import Shape
-from .moves import Run, get_word, offsets_of, put_word, read_run, runs_of, write_run
+from .moves import Run, offsets_of, read_run, runs_of, write_run
 from .spread import Spread, steps_of
 from .write import Registers, Writer
 
@@ -177,9 +177,9 @@ class Shared:
             self.sizes.update(dict.fromkeys(_KEYS, max(self.sizes[key] for key in _KEYS)))
         for key, register in self.bases.items():
             at = self.reserve(self.sizes[key], 128)
-            self.w.put("add.s32", register, self.base, str(at))
+            self.w.put("add.s32", register, self.base, at)
         for register, value in self.toggles.items():
-            self.w.put("mov.b32", register, str(value))
+            self.w.put("mov.b32", register, value)
 
     # ---- exchanges ------------------------------------------------------------------------
 
@@ -187,9 +187,9 @@ class Shared:
         """The one register, of those under guards, whose guard holds in some thread, for all."""
         base = self.scratch(8)
         for register, guard in told:
-            put_word(self.w, f"[{base}]", register, dtype, guard)
+            write_run(self.w, f"[{base}]", "st.shared", dtype, [register], guard)
         self.written()
-        return get_word(self.w, f"[{base}]", dtype)
+        return read_run(self.w, f"[{base}]", "ld.shared", dtype)[0]
 
     def exchange(
         self, registers: Registers, own: Spread, to: Spread, dtype: DType, start: Shape = ()
@@ -366,4 +366,4 @@ class Threads:
 
     def meet_role(self) -> None:
         """The same at the role's own barrier, where others may wait at the program's."""
-        self.w.put("bar.sync", str(15 - max(self.role, 0)), str(self.count))
+        self.w.put("bar.sync", 15 - max(self.role, 0), self.count)

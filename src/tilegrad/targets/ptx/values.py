@@ -56,7 +56,6 @@ class Values:
         self.bounds, self.plan, self.shared = bounds, plan, shared
         self.w, self.threads, self.memo = shared.w, shared.threads, shared.threads.memo
         self.held: dict[Node, Registers] = {}
-        self.symbols: dict[str, str] = {}  # registers (s64) of Symbols
 
     # ---- types ----------------------------------------------------------------------------
 
@@ -215,8 +214,7 @@ class Values:
         of = node.inputs[-1].dtype
         if node.op.name in rules.RARE and of.is_float and not self.bounds.near_angle(node):
             different = list(dict.fromkeys(zip(*inputs)))
-            if len(different) > 1:
-                seen.update(zip(different, rules.apply_all(self.w, node.op.name, of, different)))
+            seen.update(zip(different, rules.apply_all(self.w, node.op.name, of, different)))
         for operands in zip(*inputs):
             if operands not in seen:
                 seen[operands] = self.one(node, operands)
@@ -284,14 +282,12 @@ class Values:
     # ---- sizes ----------------------------------------------------------------------------
 
     def size64(self, size: Size) -> str:
-        """A Size that depends on Symbols, as a 64-bit register."""
+        """A Size that depends on Symbols, as a 64-bit register; the frame knows those."""
         return self.memo.once(("size", size), lambda: self._size64(size))
 
     def _size64(self, size: Size) -> str:
         if isinstance(size, int):
             return self.w.copy("b64", size)
-        if size.kind == "symbol":
-            return self.symbols[size.name]
         names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
 
         def apply(name: str, a: str, b: str) -> str:

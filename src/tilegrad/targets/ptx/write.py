@@ -17,6 +17,7 @@ TYPES = {f"{letter}{bits}": f"b{bits}" for letter in "bsuf" for bits in (16, 32,
 TYPES |= {"pred": "pred", "bf16": "b16", "e4m3x2": "b16", "e5m2x2": "b16"}
 TYPES |= {"f16x2": "b32", "bf16x2": "b32"}
 Registers = list[str]
+Operand = str | int  # a register, a literal, an address; or a number
 
 
 def braced(registers: Sequence[str]) -> str:
@@ -41,9 +42,9 @@ def written(form: str) -> str:
     return "b64" if "wide" in parts else TYPES[first]
 
 
-def _on_two(form: str) -> Callable[[Any, str, str | int], str]:
+def _on_two(form: str) -> Callable[[Any, str, Operand], str]:
     """An instruction on two operands, of which the second may be a number."""
-    return lambda writer, a, b: writer.value(form, a, str(b))
+    return lambda writer, a, b: writer.value(form, a, b)
 
 
 class Writer:
@@ -61,17 +62,18 @@ class Writer:
         self.counts[kind] += 1
         return f"{KINDS[kind]}{self.counts[kind] - 1}"
 
-    def put(self, form: str, *operands: str, guard: str = "") -> None:
+    def put(self, form: str, *operands: Operand, guard: str = "") -> None:
         """One instruction; `guard` is a predicate register, '!' before it for its opposite."""
-        if operands and operands[0] in self._cut:  # the word is written again
-            for part in self._cut.pop(operands[0]):
+        given = [str(operand) for operand in operands]
+        if given and given[0] in self._cut:  # the word is written again
+            for part in self._cut.pop(given[0]):
                 self.parts.pop(part, None)
-        if form == "mov.b32" and operands[0][0] == "{":
-            for number, half in enumerate(operands[0].strip("{}").split(", ")):
-                self.note_part(half, operands[1], number)
+        if form == "mov.b32" and given[0][0] == "{":
+            for number, half in enumerate(given[0].strip("{}").split(", ")):
+                self.note_part(half, given[1], number)
         before = f"@{guard} " if guard else ""
         self.lines.append(
-            f"\t{before}{form} {', '.join(operands)};" if operands else f"\t{before}{form};"
+            f"\t{before}{form} {', '.join(given)};" if given else f"\t{before}{form};"
         )
 
     def note_part(self, register: str, word: str, number: int) -> None:
@@ -79,7 +81,7 @@ class Writer:
         self._cut.setdefault(word, []).append(register)
         self.parts[register] = (word, number)
 
-    def value(self, form: str, *operands: str) -> str:
+    def value(self, form: str, *operands: Operand) -> str:
         """The register a new instruction writes first."""
         result = self.new(written(form))
         self.put(form, result, *operands)
@@ -96,17 +98,17 @@ class Writer:
         """A predicate that holds where all of some do."""
         return reduce(self.and_predicates, dict.fromkeys(predicates))
 
-    def mad(self, a: str, b: str | int, c: str) -> str:
+    def mad(self, a: str, b: Operand, c: str) -> str:
         """a * b + c."""
-        return self.value("mad.lo.s32", a, str(b), c)
+        return self.value("mad.lo.s32", a, b, c)
 
-    def test(self, form: str, a: str, b: str | int) -> str:
+    def test(self, form: str, a: str, b: Operand) -> str:
         """A predicate: `form` is the comparison and the type, such as lt.s32."""
-        return self.value(f"setp.{form}", a, str(b))
+        return self.value(f"setp.{form}", a, b)
 
-    def copy(self, kind: str, value: str | int) -> str:
+    def copy(self, kind: str, value: Operand) -> str:
         """A fresh register with a value."""
-        return self.value(f"mov.{kind}", str(value))
+        return self.value(f"mov.{kind}", value)
 
     def move(self, to: Sequence[str], registers: Sequence[str], kind: str, guard: str = "") -> None:
         """Set registers to others."""
