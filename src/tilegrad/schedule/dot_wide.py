@@ -401,9 +401,7 @@ class WideDot:
             memory = b.view(self.e.memories[parts], (size, 1))
             found = b.load(memory, (start, 0), shape, mask=b.broadcast(inside, shape))
             total = b.reduce(found, 1, "sum")
-            if shape[0] != count:
-                total = b.part(total, (0,), (count,))
-            self.totals[(whole, own)] = total
+            self.totals[(whole, own)] = b.part(total, (0,), (count,))
 
     def counted(self, size: int, start: Size) -> Node:
         """start, start + 1, ..."""
@@ -418,22 +416,21 @@ class WideDot:
                 pass  # one number
             elif not self.turned:
                 total = self.e.column(total)
-            elif total.shape != (columns,):
+            else:
                 total = self.b.part(total, (self.kernel.piece,), (columns,))
             self.e.bind(whole, unravel(at, whole.shape), total)
 
     def hand_on(self, own: Index, at_m: Size, row: Size, column: Size, shape: Shape) -> None:
         """Store the sums of a piece's blocks of columns."""
         b, e, turned, n = self.b, self.e, self.turned, self.problem.sizes[3]
+        axis = 0 if turned else 1  # of the columns; turned, they are one block
         for v in self.block_sums:
             block, blocks = block_of(v), v.shape[-1]
             x = b.broadcast(e.value(v.inputs[0].inputs[0], own), shape)
-            for start in range(0, shape[0 if turned else 1], block):
-                first = (row if turned else column) + start
-                piece = x
-                if not turned and block != shape[1]:
-                    piece = b.part(x, (0, start), (shape[0], block))
-                total = b.reduce(piece, 0 if turned else 1, "sum")
+            for start in range(0, shape[axis], block):
+                first = (row, column)[axis] + start
+                piece = x if turned else b.part(x, (0, start), (shape[0], block))
+                total = b.reduce(piece, axis, "sum")
                 offset = at_m * blocks + first // block
                 total = total if turned else e.column(total)
                 e.store(self.outputs[v], total, offset, b.less(first, n))

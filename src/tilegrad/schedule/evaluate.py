@@ -172,16 +172,16 @@ class Evaluator:
         """The value as its dtype has it. A value that is computed anew and compared with one that
         was stored (a maximum, in its derivative) is equal to it so; constants are exact."""
         x, node = self.value(node, index), base_of(node)
-        if node.op is ops.constant:
-            return x
-        return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
+        return x if node.op is ops.constant else self.in_dtype(x, node.dtype)
 
     def settled(self, x: Node, node: Node) -> Node:
         """What was computed of a Node, rounded to its dtype where it must not matter what is
         stored."""
-        if not self.settles or node.dtype.wide is node.dtype:
-            return x
-        return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
+        return self.in_dtype(x, node.dtype) if self.settles else x
+
+    def in_dtype(self, x: Node, dtype: DType) -> Node:
+        """A value as a dtype has it."""
+        return self.body.cast(self.body.cast(x, dtype), dtype.wide)
 
     def tile_op(self, node: Node) -> str:
         """The Tile op that computes an elementwise Node."""
@@ -197,18 +197,16 @@ class Evaluator:
                 inner = self.value(node, index)
         finally:
             self.mask = before
-        zero = self.body.constant(0, inner.dtype)
-        return self.body.apply("where", mask, inner, zero)
+        return self.body.where(mask, inner, 0)
 
     def conditions(self, conditions: Sequence[Condition]) -> Node:
         """All conditions as one mask."""
-        mask: Node | None = None
+        mask: Any = None
         for c in conditions:
             if low(c.value) < 0:
                 mask = self.body.logical_and(mask, self.body.less_equal(0, c.value))
             if low(c.size - c.value) < 1:
                 mask = self.body.logical_and(mask, self.body.less(c.value, c.size))
-        assert mask is not None
         return mask
 
     @property
@@ -253,10 +251,10 @@ class Evaluator:
         b = self.body
         varying = self._varying(offset)
         if not varying:
-            mask = self.mask if self.mask is not None and not self.mask.shape else None
-            escapes = not Condition(offset, memory.shape[0]).holds()
-            if self.mask is not None and self.mask.shape and escapes:
-                mask = b.reduce(self.mask, 0, "max")
+            mask = self.mask
+            if mask is not None and mask.shape:
+                inside = Condition(offset, memory.shape[0]).holds()
+                mask = None if inside else b.reduce(mask, 0, "max")
             return b.load(memory, (offset,), mask=mask)
         start = self._line(offset, varying)
         if start is not None:
@@ -307,16 +305,13 @@ class Evaluator:
 
 
 def _cast(e: Evaluator, node: Node, index: Index) -> Node:
-    x = e.value(node.inputs[0], index)
-    exact = e.body.cast(x, node.dtype)
-    return e.body.cast(exact, node.dtype.wide)
+    return e.in_dtype(e.value(node.inputs[0], index), node.dtype)
 
 
 def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
     source = node.inputs[0]
     x = e.body.cast(e.value(source, index), source.dtype)
-    bits = e.body.bitcast(x, node.dtype)
-    return e.body.cast(bits, node.dtype.wide)
+    return e.in_dtype(e.body.bitcast(x, node.dtype), node.dtype)
 
 
 def _fixed_point(e: Evaluator, node: Node, index: Index) -> Node:
@@ -347,7 +342,7 @@ def _concatenate(e: Evaluator, node: Node, index: Index) -> Node:
         if result is None:
             result = part
         else:
-            result = e.body.apply("where", e.conditions([condition]), part, result)
+            result = e.body.where(e.conditions([condition]), part, result)
     if result is not None:
         return result
     if e.mask is None:
@@ -378,9 +373,7 @@ ROWS: dict[Op, Row] = {
     ops.stop_gradient: lambda e, node, index: e.value(node.inputs[0], index),
     ops.barrier: lambda e, node, index: e.value(node.inputs[0], index),
     ops.in_range: _in_range,
-    ops.where: lambda e, node, index: e.body.apply(
-        "where", *(e.value(i, index) for i in node.inputs)
-    ),
+    ops.where: lambda e, node, index: e.body.where(*(e.value(i, index) for i in node.inputs)),
     ops.iota: lambda e, node, index: e.body.cast(e.body.index(index[0]), node.dtype.wide),
     ops.size: lambda e, node, index: e.body.index(node.attrs["value"]),
     ops.concatenate: _concatenate,

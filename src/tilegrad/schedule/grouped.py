@@ -240,9 +240,8 @@ class Draws(Chosen):
 
     def parts(self, rows: Size, columns: int, target: Target) -> int:
         """Programs that share a row: a power of two, more where rows are few."""
-        programs = target.cores or 1
-        most = programs // max(1, high(rows))
+        most = target.cores // max(1, high(rows))
         if not isinstance(rows, int):
-            most = max(most, min(SOME, programs))
+            most = max(most, min(SOME, target.cores))
         most = min(most, PARTS, columns // PART)
         return 1 << max(0, most.bit_length() - 1)

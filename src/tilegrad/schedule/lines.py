@@ -150,16 +150,15 @@ class Accumulators:
         b = self.b
         if node.op is not ops.argmax:
             new = b.apply(COMBINE[KINDS[node.op]], old[0], x)
-            return [new if mask is None else b.apply("where", mask, new, old[0])]
+            return [b.where(mask, new, old[0])]
         best, where = old
         better = b.apply("less", best, x)
         if x.dtype.is_float:
             is_new = b.apply("bit_and", b.apply("not_equal", x, x), b.apply("equal", best, best))
             better = b.apply("bit_or", better, is_new)
         better = b.apply("bit_or", better, b.apply("equal", where, FAR_OFF))
-        if mask is not None:
-            better = b.apply("bit_and", better, mask)
-        return [b.apply("where", better, x, best), b.apply("where", better, place, where)]
+        better = b.logical_and(better, mask)
+        return [b.where(better, x, best), b.where(better, place, where)]
 
     def total(self, node: Node, x: Node) -> Node:
         """A sum or the like over the first axis."""
@@ -176,7 +175,7 @@ class Accumulators:
         if x.dtype.is_float:  # where the largest is nan, every nan is it
             is_nan = b.apply("bit_and", b.apply("not_equal", top, top), b.apply("not_equal", x, x))
             best = b.apply("bit_or", best, is_nan)
-        best = b.apply("bit_and", best, mask) if mask is not None else best
+        best = b.logical_and(best, mask)
         found = b.reduce(b.where(best, place, self.none), axis, "min")
         return self._kept(found, axis)
 

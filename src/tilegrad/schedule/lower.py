@@ -148,10 +148,9 @@ def add_kernel(lowering: Lowering, region: Region, bodies: Bodies, verdict: Verd
             elif role == "state":
                 slots.append(held[what])
             else:
-                if (role, what) not in scratch:  # an Array, or one with a name
-                    type_ = what[0] if isinstance(what, tuple) else what
-                    scratch[(role, what)] = lowering.new_slot(type_, "scratch")
-                slots.append(scratch[(role, what)])
+                if what not in scratch:
+                    scratch[what] = lowering.new_slot(what[0], "scratch")
+                slots.append(scratch[what])
         kernel.steps.append(Launch(body, tuple(slots)))
     lowering.kernels.append(kernel)
 

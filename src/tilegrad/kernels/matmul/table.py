@@ -62,6 +62,7 @@ def to_record(plan: WidePlan, turned: bool) -> dict[str, Any]:
 def from_record(record: Record) -> tuple[WidePlan, bool]:
     """The Plan that `to_record` wrote, and whether operands are turned."""
     values = dict(record)
+    values.pop("dependent", None)  # of older tables: every Plan is
     turned, tile = values.pop("turned"), tuple(values.pop("tile"))
     kinds = {f.name: type(f.default) for f in dataclasses.fields(WidePlan)}
     wrong = [n for n, v in values.items() if type(v) is not kinds.get(n)]

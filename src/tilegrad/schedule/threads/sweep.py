@@ -23,7 +23,7 @@ from ...core.config import invariant
 from ...core.dtype import DType, float32
 from ...graph import ops
 from ...ir.node import Node, walk
-from ...ir.symbol import Expr, Size, coefficient, floor_divide, modulo, substitute
+from ...ir.symbol import Expr, Size, coefficient, substitute
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
 from ..access import MOVEMENT, Place, atom_of, depends, offset_of, unravel
@@ -63,9 +63,9 @@ def sweeps_of(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Swee
     return sweeps(space, row, lanes, find_online(space))
 
 
-def reads_of_sweep(space: ThreadSpace, sweep: Sweep, lane: Expr, column: Size) -> list[Place]:
+def reads_of_sweep(sweep: Sweep, lane: Expr, column: Size) -> list[Place]:
     """The contiguous reads of a sweep that nothing guards."""
-    found = plain_reads(sweep.expressions(column), space.stored_reads)
+    found = plain_reads(sweep.expressions(column), sweep.space.stored_reads)
     return [place for place in found if coefficient(offset_of(*place), lane) == 1]
 
 
@@ -74,9 +74,9 @@ def busy(sweeps: Sequence[tuple[int, Sweep]]) -> list[Sweep]:
     return [sweep for _, sweep in sweeps if sweep.reduces or sweep.writes]
 
 
-def reread(space: ThreadSpace, sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
+def reread(sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
     """What the first of some sweeps reads along the lanes, and a later one as well."""
-    first, *later = [reads_of_sweep(space, sweep, lane, lane) for sweep in sweeps]
+    first, *later = [reads_of_sweep(sweep, lane, lane) for sweep in sweeps]
     return [place for place in first if any(place in reads for reads in later)]
 
 
@@ -103,7 +103,7 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     of a program."""
     columns = space.region.columns
     lane = atom_of("lane", columns)
-    kept = reread(space, busy(sweeps), lane)
+    kept = reread(busy(sweeps), lane)
     shared = space.target.memories.get("shared")
     if not kept or shared is None or not isinstance(columns, int) or space.inner != columns:
         return WARPS, Kept()
@@ -159,7 +159,7 @@ class Sweeper(RowSweeps, ThreadPart):
         """
         b, e, lanes, step = self.b, self.e, self.lanes, sweep.tiles * self.lanes
         span = stop - start
-        middle = start + floor_divide(span, step) * step
+        middle = start + span // step * step
         values = list(values)
 
         def turn(base: Size, count: int, whole: int) -> None:
@@ -168,7 +168,7 @@ class Sweeper(RowSweeps, ThreadPart):
             asked: list[tuple[list[Place], list[Node]]] = [([], [])] * count
             for k in range(count if sweep.writes and count > 1 else 0):  # before any is written
                 with self.tile(sweep, starts[k][0], stop, starts[k][1]) as (_, lane):
-                    reads = reads_of_sweep(self.space, sweep, lane, outer * sweep.inner + lane)
+                    reads = reads_of_sweep(sweep, lane, outer * sweep.inner + lane)
                     asked[k] = reads, ask(e, reads)
             parts = []
             for (at, inside), known in zip(starts, asked):
@@ -181,7 +181,7 @@ class Sweeper(RowSweeps, ThreadPart):
 
         for base in b.each("i", start, middle, step, values):
             turn(base, sweep.tiles, sweep.tiles)
-        left = modulo(span, step)
+        left = span % step
         if not isinstance(left, int):
             for base in b.each("rest", middle, stop, lanes, values):
                 turn(base, 1, 0)
@@ -303,7 +303,7 @@ class OnlineSums(ThreadPart):
     def run(self) -> int:
         """Neighbours that a thread holds: as many as rows are aligned to."""
         run = self.space.vector()
-        while modulo(self.space.region.columns, run) != 0:
+        while self.space.region.columns % run != 0:
             run //= 2
         return run
 
@@ -352,7 +352,7 @@ class OnlineSums(ThreadPart):
         apart = b.apply("subtract", scaled_shift, after)
         if factor.dtype is float32:  # one of them is vast: so is the difference
             same = b.apply("equal", before, factor)
-            apart = b.apply("where", same, apart, b.apply("subtract", largest, shift))
+            apart = b.where(same, apart, b.apply("subtract", largest, shift))
         scale = self.e.power(apart)
         whole = b.reduce(b.apply("multiply", total, scale), 0, "sum")
         self.e.bind(online.total, unravel(row, online.total.shape), whole)

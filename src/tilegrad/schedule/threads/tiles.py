@@ -29,7 +29,6 @@ from ...ir.symbol import (
     high,
     low,
     minimum,
-    modulo,
     substitute,
 )
 from ...ir.types import Shape
@@ -354,7 +353,7 @@ def _fits(base: Size, count: int, size: Size) -> bool:
     if low(rest) >= count:
         return True
     begins = low(rest) > 0 if isinstance(size, int) else high(rest) > 0  # inside
-    return begins and modulo(size, count) == 0 and modulo(base, count) == 0
+    return begins and size % count == 0 and base % count == 0
 
 
 def _reaches(e: TileEvaluator, guard: Node | None, found: tuple[Size, Size, Size]) -> bool:
