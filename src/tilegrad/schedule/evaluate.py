@@ -51,6 +51,7 @@ from .access import (
     walk_down,
 )
 
+FAR = 1 << 40  # no index that is in range is beyond it
 # Graph ops that are one Tile op of the same name.
 DIRECT = {
     op
@@ -64,6 +65,11 @@ def running(dtype: DType, kind: str) -> DType:
     """The dtype in which a running sum or product is carried along: float64 for floats, since
     all that came before adds to its error."""
     return dtypes.float64 if dtype.is_float and kind in ("sum", "prod") else dtype.wide
+
+
+def as_dtype(b: BodyBuilder, x: Node, dtype: DType) -> Node:
+    """A value as a dtype has it."""
+    return b.cast(b.cast(x, dtype), dtype.wide)
 
 
 class Evaluator:
@@ -172,16 +178,12 @@ class Evaluator:
         """The value as its dtype has it. A value that is computed anew and compared with one that
         was stored (a maximum, in its derivative) is equal to it so; constants are exact."""
         x, node = self.value(node, index), base_of(node)
-        return x if node.op is ops.constant else self.in_dtype(x, node.dtype)
+        return x if node.op is ops.constant else as_dtype(self.body, x, node.dtype)
 
     def settled(self, x: Node, node: Node) -> Node:
         """What was computed of a Node, rounded to its dtype where it must not matter what is
         stored."""
-        return self.in_dtype(x, node.dtype) if self.settles else x
-
-    def in_dtype(self, x: Node, dtype: DType) -> Node:
-        """A value as a dtype has it."""
-        return self.body.cast(self.body.cast(x, dtype), dtype.wide)
+        return as_dtype(self.body, x, node.dtype) if self.settles else x
 
     def tile_op(self, node: Node) -> str:
         """The Tile op that computes an elementwise Node."""
@@ -234,6 +236,10 @@ class Evaluator:
         value = self.body.apply("minimum", value, last)
         value = self.body.apply("maximum", value, 0)
         return self.atom("at", value, 0, max(1, high(size) - 1))
+
+    def place(self, value: Node) -> Size:
+        """A computed integer as an index Expr; it may be out of range."""
+        return self.atom("at", self.body.cast(value, int64), -FAR, FAR)
 
     # ---- loads and stores -----------------------------------------------------------------
 
@@ -305,13 +311,13 @@ class Evaluator:
 
 
 def _cast(e: Evaluator, node: Node, index: Index) -> Node:
-    return e.in_dtype(e.value(node.inputs[0], index), node.dtype)
+    return as_dtype(e.body, e.value(node.inputs[0], index), node.dtype)
 
 
 def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
     source = node.inputs[0]
     x = e.body.cast(e.value(source, index), source.dtype)
-    return e.in_dtype(e.body.bitcast(x, node.dtype), node.dtype)
+    return as_dtype(e.body, e.body.bitcast(x, node.dtype), node.dtype)
 
 
 def _fixed_point(e: Evaluator, node: Node, index: Index) -> Node:
@@ -326,7 +332,7 @@ def _in_range(e: Evaluator, node: Node, index: Index) -> Node:
     if symbolic(node, index, e.memories) is None:
         place, size = b.cast(x, int64), b.index(node.attrs["size"])
         least = b.apply("less_equal", 0, place)
-        inside = b.apply("bit_and", least, b.apply("less", place, size))
+        inside = b.logical_and(least, b.apply("less", place, size))
         b.require(inside, node.attrs["message"], node.attrs["place"], e.active(inside.shape))
     return x
 

@@ -47,18 +47,20 @@ class Lines(Part):
 
     def over_lines(
         self,
-        blocked: Sequence[bool],
+        reduces: Sequence[Node],
         fresh: Sequence[Node],
         lines: Size,
         span: tuple[Size, Size],
         values: list[Node],
     ) -> Iterator[tuple[Size, Size, Size]]:
         """(line, first, last) over the span of each line of `inner` elements, as `for` writes them;
-        `values` are the accumulators.
+        `values` are the accumulators, first those of `reduces`.
 
-        Those that are `blocked` start anew, as `fresh` ones, after CHAIN additions.
+        Those of sums whose error grows start anew, as `fresh` ones, after CHAIN additions.
         """
         b, e = self.b, self.e
+        blocked = [is_blocked(v) for v in reduces for _ in range(width_of(v))]
+        blocked += [False] * (len(values) - len(blocked))
         turns = ceil_divide(high(span[1] - span[0]), self.lanes)
 
         def each(first: Size, last: Size) -> Iterator[Size]:
@@ -235,11 +237,6 @@ def sweeps(
     return found
 
 
-def blocked(reduces: Sequence[Node]) -> list[bool]:
-    """Which accumulators of reductions are added up in blocks."""
-    return [is_blocked(v) for v in reduces for _ in range(width_of(v))]
-
-
 class Reductions(Lines):
     """Reductions in one Body, of tiles with so many lanes."""
 
@@ -302,10 +299,8 @@ class RowSweeps(Reductions):
         outer_size = floor_divide(self.space.region.columns, sweep.inner)
         span = (start, stop) if outer_size == 1 else (0, sweep.inner)
         fresh = self.accumulators(sweep)
-        long = blocked(sweep.reduces)
-        long += [False] * (len(fresh) - len(long))
         values = list(values)
-        for place in self.over_lines(long, fresh, outer_size, span, values):
+        for place in self.over_lines(sweep.reduces, fresh, outer_size, span, values):
             values[:] = self.piece(sweep, *place, values)
         return values
 

@@ -184,7 +184,7 @@ class Grouped(OfMatrices):
             return b.bounded("offset", value, 0, max(1, high(m)))
 
         for half in reversed(range((count - 1).bit_length())):  # the last that begins by then
-            at = b.bounded("at", b.apply("add", row_group, b.index(1 << half)), 0, count - 1)
+            at = b.bounded("at", b.apply("add", row_group, 1 << half), 0, count - 1)
             here = b.less_equal(begins(at) // rows + at, number)
             row_group = b.where(here, b.index(at), row_group)
         at = b.atom("group", row_group, 0, count - 1)

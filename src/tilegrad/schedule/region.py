@@ -163,11 +163,10 @@ def reduce_split(node: Node) -> tuple[Size, str] | None:
     live = [a for a in range(len(x.shape)) if x.shape[a] != 1]
     reduced = [a for a in live if a in axes]
     kept = [a for a in live if a not in axes]
-    rows = product(tuple(x.shape[a] for a in kept))
     if not reduced or not kept or min(reduced) > max(kept):
-        return rows, "row"
+        return node.size, "row"
     if max(reduced) < min(kept):
-        return rows, "column"
+        return node.size, "column"
     return None
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.dtype import int64
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, round_up
 from ..ir.types import product
@@ -76,8 +75,7 @@ class Update:
         exact = self.exact(node, index)
         if exact is not None:
             return exact
-        value = self.b.cast(self.e.value(node, index), int64)
-        return self.e.atom("at", value, -(1 << 40), 1 << 40)
+        return self.e.place(self.e.value(node, index))
 
     def positions(self, number: Size) -> tuple[dict[int, Size], Node | None]:
         """Where index number `number` points, by axis, and whether that is inside."""

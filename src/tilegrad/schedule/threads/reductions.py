@@ -24,7 +24,7 @@ from ...ir.symbol import Size, ceil_divide, high, minimum, power_of_two
 from ...tile.numeric import identity
 from ..access import Place, unravel
 from ..family import Bodies, Made
-from ..lines import Accumulators, Reductions, Sweep, blocked, shared_out
+from ..lines import Accumulators, Reductions, Sweep, shared_out
 from ..space import KINDS, reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads
 from .stream import StreamedRows, plan_stream
@@ -266,7 +266,7 @@ class Columns(Reductions, ThreadPart):
 
         fresh = self.sums.starts(reduces, self.tile_shape())
         values = list(fresh)
-        for _, first, last in self.over_lines(blocked(reduces), fresh, 1, (start, middle), values):
+        for _, first, last in self.over_lines(reduces, fresh, 1, (start, middle), values):
             for i in b.each("column", first, last, deep, values, 2):
                 values[:] = take(i, i + deep, values)
         if span % deep != 0:

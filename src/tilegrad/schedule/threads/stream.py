@@ -36,8 +36,8 @@ Raw = list[list[Node]]  # for each tile the reads that are kept, as they lie in 
 
 def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Kept | None:
     """What is kept, where rows are many and so long that one takes most of a core."""
-    shared = space.target.memories.get("shared")
-    if not isinstance(rows, int) or not isinstance(columns, int) or shared is None:
+    shared = space.target.memories["shared"].bytes
+    if not isinstance(rows, int) or not isinstance(columns, int):
         return None
     if space.inner != columns or rows < LEAST_ROWS * space.target.cores:
         return None
@@ -48,9 +48,9 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Kept | None:
         return None
     reads = reread(found, lane)
     step, each = TILES * lanes, sum(n.dtype.size for n, _ in reads)
-    if not reads or 2 * columns * each <= shared.bytes:
+    if not reads or 2 * columns * each <= shared:
         return None
-    size = min((shared.bytes - SPARE) // each, columns) // step * step
+    size = min((shared - SPARE) // each, columns) // step * step
     if size < 2 * step or 2 * size < columns:
         return None
     return Kept(size, (row, lane), reads)

@@ -28,7 +28,7 @@ from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
 from ..access import MOVEMENT, Place, atom_of, depends, offset_of, unravel
 from ..family import Bodies
-from ..lines import Online, RowSweeps, Sweep, shared_out, sweeps
+from ..lines import Lines, Online, RowSweeps, Sweep, shared_out, sweeps
 from ..space import reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
 from .tiles import ThreadSheet, ask, have
@@ -104,11 +104,10 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     columns = space.region.columns
     lane = atom_of("lane", columns)
     kept = reread(busy(sweeps), lane)
-    shared = space.target.memories.get("shared")
-    if not kept or shared is None or not isinstance(columns, int) or space.inner != columns:
+    if not kept or not isinstance(columns, int) or space.inner != columns:
         return WARPS, Kept()
     lanes = lanes_of(space, MANY_WARPS)
-    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in kept)
+    room = (space.target.memories["shared"].bytes - SPARE) // sum(n.dtype.size for n, _ in kept)
     size = min(room, columns) // lanes * lanes
     if size * 4 < columns or invariant():  # more threads would add in another order
         return WARPS, Kept()
@@ -289,12 +288,8 @@ def _per_row(space: ThreadSpace, node: Node) -> bool:
     return space.is_per_row(node)
 
 
-class OnlineSums(ThreadPart):
+class OnlineSums(Lines, ThreadPart):
     """Accumulators of sums of exponentials, beside the largest value on which they rest."""
-
-    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, lanes: int) -> None:
-        super().__init__(space, sheet)
-        self.lanes = lanes
 
     def per_thread(self) -> tuple[int]:
         """The shape of what each thread has one of."""

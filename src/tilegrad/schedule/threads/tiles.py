@@ -142,21 +142,15 @@ class TileEvaluator(ExponentEvaluator):
         if node.op is ops.equal and self.row is None and self.lane is not None:
             for x, other in (node.inputs, node.inputs[::-1]):
                 number = lane_number(self, x, other, index)
+                if number is not None and self.outside:
+                    return self.body.constant(False, bool_)
                 if number is not None:
-                    return self._is_lane(number)
+                    return self.body.apply("equal", self.body.iota(self.lanes, int32), number)
         if node.op is ops.where and self.outside:
             chosen = self.value(node.inputs[0], index)
             if chosen.op is tile_ops.constant and not chosen.attrs["value"]:
                 return self.value(node.inputs[2], index)
         return super()._value(node, index)
-
-    def _is_lane(self, number: Node) -> Node:
-        """Whether a lane has a number, for all of them."""
-        b = self.body
-        if self.outside:
-            return b.constant(False, bool_)
-        lanes = b.iota(self.lanes, int32)
-        return b.apply("equal", lanes, b.broadcast(number, (self.lanes,)))
 
     # ---- loads and stores -----------------------------------------------------------------
 

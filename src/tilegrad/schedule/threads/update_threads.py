@@ -115,8 +115,8 @@ class UpdateLowering(Update):
     def scalar(self, node: Node) -> Size:
         """A loaded scalar as an index."""
         if node not in self.scalars:
-            value = self.b.cast(self.e.value(node, (0,) * len(node.shape)), int64)
-            self.scalars[node] = self.b.atom("at", value, -(1 << 40), 1 << 40)
+            value = self.e.value(node, (0,) * len(node.shape))
+            self.scalars[node] = self.e.place(value)
         return self.scalars[node]
 
     def destination(self, number: Size) -> Node:
