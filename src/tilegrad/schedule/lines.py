@@ -162,9 +162,9 @@ class Accumulators:
         better = b.logical_and(better, mask)
         return [b.where(better, x, best), b.where(better, place, where)]
 
-    def total(self, node: Node, x: Node) -> Node:
-        """A sum or the like over the first axis."""
-        return self.b.reduce(x, 0, KINDS[node.op]) if x.shape else x
+    def total(self, node: Node, x: Node, axis: int = 0) -> Node:
+        """A sum or the like over an axis."""
+        return self.b.reduce(x, axis, KINDS[node.op]) if x.shape else x
 
     def first_largest(self, x: Node, place: Node, mask: Node | None, axis: int) -> Node:
         """The first place of the largest value along an axis; nan is the largest."""

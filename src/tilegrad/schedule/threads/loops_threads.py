@@ -61,8 +61,7 @@ class FlatTiles(ThreadPart):
             inner = inner // pieces
             many, lanes = self.cut_tile(many * lanes // pieces, rows, inner)
             self.each //= pieces
-        middle = space.middle_of(rows, many, lanes)
-        many = min(many, power_of_two(high(middle)))
+        middle, many = space.middle_of(rows, many, lanes)
         row_blocks, blocks = ceil_divide(middle, many), ceil_divide(inner, lanes)
         sizes = (rows // middle, row_blocks, blocks)
         grid, (outer, row_block, block) = self.sheet.programs(*sizes)

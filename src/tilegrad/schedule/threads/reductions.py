@@ -24,7 +24,7 @@ from ...ir.symbol import Size, ceil_divide, high, minimum, power_of_two
 from ...tile.numeric import identity
 from ..access import Place, unravel
 from ..family import Bodies, Made
-from ..lines import Accumulators, Reductions, Sweep, shared_out
+from ..lines import Accumulators, Reductions, Sweep
 from ..space import KINDS, reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads
 from .stream import StreamedRows, plan_stream
@@ -62,8 +62,7 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     few = high(rows) <= space.target.cores  # threads wait for one another more than for work
     each = EACH << few if space.many_reads() <= 3 and not invariant() else EACH // 2
     many = rows_held(space, high(rows), lanes, each)
-    middle = space.middle_of(rows, many, lanes)
-    many = min(many, power_of_two(high(middle)))
+    middle, many = space.middle_of(rows, many, lanes)
     blocks = ceil_divide(middle, many)
     grid, (outer, block) = sheet.programs(rows // middle, blocks)
     with sheet.e.tile(block * many, many, middle, 0, lanes, columns) as (at, lane):
@@ -115,31 +114,25 @@ class HeldRows(ThreadPart):
     def reduce_stages(self, row: Size, lane: Size) -> None:
         """All reductions, a stage after the other; sums and the like of a stage side by side:
         threads may meet once for all of them."""
-        sums = Accumulators(self.b, self.space.region.columns != 0)
+        sums, last = Accumulators(self.b, self.space.region.columns != 0), len(self.e.full) - 1
         for stage in range(1, self.space.stages() + 1):
             found = self.space.at_stage(stage)
             values = [(v, self.e.value(v.inputs[0], reduce_index(v, row, lane))) for v in found]
             filled = [(v, self.filled(v, x)) for v, x in values if v.op is not ops.argmax]
-            totals = [(v, self.along(x, KINDS[v.op])) for v, x in filled]
+            totals = [(v, sums.total(v, x, last)) for v, x in filled]
             for v, total in totals:
                 total = self.e.column(total) if len(total.shape) == 1 else total
                 self.e.bind(v, unravel(row, v.shape), self.e.settled(total, v))
             for v, x in values:
                 if v.op is ops.argmax:
                     x, place = (self.b.broadcast(i, self.e.full) for i in (x, self.b.index(lane)))
-                    best = sums.first_largest(x, place, self.e.inside(), len(self.e.full) - 1)
+                    best = sums.first_largest(x, place, self.e.inside(), last)
                     self.e.bind(v, unravel(row, v.shape), best)
 
     def filled(self, node: Node, x: Node) -> Node:
         """A whole tile in which what is outside changes nothing."""
         x = self.b.broadcast(x, self.e.full)
         return self.b.where(self.e.inside(), x, identity(KINDS[node.op], x.dtype))
-
-    def along(self, x: Node, kind: str) -> Node:
-        """One axis of a tile reduced: the last one."""
-        if not x.shape or (self.e.row is not None and self.e.lane is None):
-            return x  # (rows, 1): nothing to add up
-        return self.b.reduce(x, len(x.shape) - 1, kind)
 
 
 # ---- split --------------------------------------------------------------------------------------
@@ -184,7 +177,7 @@ def by_columns(space: ThreadSpace) -> Bodies:
     """One launch, or parts and a launch that adds them."""
     results, count = space.region.row_count, space.region.columns
     block = min(power_of_two(high(space.inner)), max(32, 2 * LINE * space.vector() // 16))
-    deep = max(1, min(8 * WARP * EACH // block, power_of_two(high(count))))
+    deep = max(2, min(8 * WARP * EACH // block, power_of_two(high(count))))
     programs = high(results // space.inner) * -(-high(space.inner) // block)
     parts = 1
     if space.in_one_stage():
@@ -211,7 +204,7 @@ def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
     grid = ceil_divide(results, block)
     base = b.program(0, grid) * block
     with e.vector(base, block, results) as lane:
-        totals = columns.sums.starts(space.reduces, columns.tile_shape())
+        totals = columns.sums.starts(space.reduces, (deep, block))
         for at, whole in b.steps("part", 0, parts, deep, totals):
             # only what is left is masked: other loads do not wait on each other
             size = at + deep if whole else parts
@@ -264,7 +257,7 @@ class Columns(Reductions, ThreadPart):
             with e.tile(at, deep, size, base, self.block, inner) as (column, lane):
                 return self.feed(reduces, outer * inner + lane, column, carried)
 
-        fresh = self.sums.starts(reduces, self.tile_shape())
+        fresh = self.sums.starts(reduces, (deep, self.block))
         values = list(fresh)
         for _, first, last in self.over_lines(reduces, fresh, 1, (start, middle), values):
             for i in b.each("column", first, last, deep, values, 2):
@@ -274,17 +267,9 @@ class Columns(Reductions, ThreadPart):
                 values[:] = take(i, stop, values)
         self.bind(reduces, row, values)
 
-    def tile_shape(self) -> tuple[int, ...]:
-        """The shape of a tile."""
-        if self.lanes > 1:
-            return (self.lanes, self.block)
-        return (self.block,) if self.block > 1 else ()
-
     def bind(self, reduces: Sequence[Node], row: Size, values: list[Node]) -> None:
         """Add up the rows of the accumulators and say what each reduction gave."""
-        alone = {v: own[-1] for v, own in shared_out(reduces, values)}
-        found = self.combined(reduces, values) if self.lanes > 1 else alone
-        for v, x in found.items():
+        for v, x in self.combined(reduces, values).items():
             if x.shape == (1,):  # a block of one result is a scalar
                 x = self.b.reshape(x, ())
             self.e.bind(v, unravel(row, v.shape), x)

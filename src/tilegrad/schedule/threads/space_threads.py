@@ -98,13 +98,13 @@ class ThreadSpace(Space):
         """Programs that keep every core busy to the end."""
         return 4 * self.target.cores
 
-    def middle_of(self, rows: Size, many: int, lanes: int) -> Size:
-        """Rows within which a tile of several lies, where a tile is large enough so."""
-        if many == 1:
-            return rows
-        middle = self.pick_middle(rows)
-        full = min(many, power_of_two(high(middle))) * lanes
-        return middle if full >= min(many * lanes, 4 * WARP * self.vector()) else rows
+    def middle_of(self, rows: Size, many: int, lanes: int) -> tuple[Size, int]:
+        """Rows within which a tile lies (fewer than all if it is large enough so), and its own."""
+        middle = self.pick_middle(rows) if many > 1 else rows
+        own = min(many, power_of_two(high(middle)))
+        if own * lanes < min(many * lanes, 4 * WARP * self.vector()):
+            return rows, min(many, power_of_two(high(rows)))
+        return middle, own
 
     def instructions(self) -> int:
         """About how many instructions an element takes."""
