@@ -120,7 +120,7 @@ class Case:
             scales = (self.scales[::-1] if turned else self.scales) if self.eight else []
             given = (first[i], second[i], self.y[i], *scales)
             kernel.point(tuple(t.data_ptr() for t in given))
-            kernel.start(dependent=plan.dependent)
+            kernel.start(dependent=True)
 
         return [lambda i=i: launch(i) for i in range(len(self.x))]
 
@@ -182,7 +182,7 @@ def plans(x: Operands, target: Target, count: int) -> Iterator[tuple[str, WidePl
         label = (
             f"{'turned ' if choice.turned else ''}{'x'.join(map(str, p.tile))} s{p.stages}"
             f" p{p.programs} g{p.group} c{p.cluster} a{p.across:d} k{p.split}"
-            f" d{p.dependent:d} e{p.early:d}"
+            f" e{p.early:d}"
         )
         yield f"{label:44} expected {1e6 * choice.seconds:.1f}", p, choice.turned
 

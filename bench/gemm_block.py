@@ -68,7 +68,7 @@ class InBlocks(Case):
             pair = (self.w, self.x) if turned else (self.x, self.w)
             given = (*(p[i] for p in pair), self.y[i], *self.blocks)
             kernel.point(tuple(t.data_ptr() for t in given))
-            kernel.start(dependent=plan.dependent)
+            kernel.start(dependent=True)
 
         return [lambda i=i: launch(i) for i in range(len(self.x))]
 

@@ -70,7 +70,7 @@ class Pruned(Case):
             scales = self.scales[::-1] if self.eight else []
             given = (self.kept[i], self.x[i], self.y[i], self.words[i], *scales)
             kernel.point(tuple(t.data_ptr() for t in given))
-            kernel.start(dependent=plan.dependent)
+            kernel.start(dependent=True)
 
         return [lambda i=i: launch(i) for i in range(len(self.x))]
 

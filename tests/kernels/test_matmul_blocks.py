@@ -52,7 +52,7 @@ def test_products(name: str) -> None:
     m, n, k, tile, turned, more = CASES[name]
     x = Operands(m, n, k, float8_e4m3, float32, scaled=True)
     own = transposed(x) if turned else x
-    plan = WidePlan(tile, 2, 1, staged=8 if turned else 32, dependent=True)
+    plan = WidePlan(tile, 2, 1, staged=8 if turned else 32)
     plan = replace(plan, **more)
     tiles = -(-high(own.m) // tile[0]) * -(-high(own.n) // tile[1])
     programs = -(-tiles // plan.cluster) * plan.cluster * plan.split

@@ -48,15 +48,15 @@ CASES: dict[str, Case] = {
     "apart, three": (operands(72, 88, 72, weights=(64, 8, 16)), WidePlan((64, 64, 64), 2, 2)),
     "apart, cluster": (
         operands(264, 208, 136, **APART),
-        WidePlan((128, 64, 64), 3, 2, cluster=2, dependent=True),
+        WidePlan((128, 64, 64), 3, 2, cluster=2),
     ),
     "apart, split": (
         operands(72, 208, 136, **APART),
-        WidePlan((128, 64, 64), 2, 10, staged=32, split=2, dependent=True),
+        WidePlan((128, 64, 64), 2, 10, staged=32, split=2),
     ),
     "apart, turned": (
         operands(208, 8, 136, **APART, **TURNED),
-        WidePlan((64, 8, 64), 3, 2, 1, 8, dependent=True),
+        WidePlan((64, 8, 64), 3, 2, 1, 8),
     ),
     "gated": (operands(136, 72, 136, **GATED), WidePlan((128, 128, 64), 3, 2)),
     "gated, all pieces at once": (
@@ -65,19 +65,19 @@ CASES: dict[str, Case] = {
     ),
     "gated, cluster": (
         operands(264, 72, 136, **GATED),
-        WidePlan((128, 128, 64), 3, 2, cluster=2, dependent=True),
+        WidePlan((128, 128, 64), 3, 2, cluster=2),
     ),
     "gated, split": (
         operands(72, 72, 136, **GATED),
-        WidePlan((128, 128, 64), 2, 4, staged=32, split=2, dependent=True),
+        WidePlan((128, 128, 64), 2, 4, staged=32, split=2),
     ),
     "gated, three consumers": (
         operands(136, 72, 136, **GATED),
-        WidePlan((192, 96, 64), 3, 2, staged=16, dependent=True),
+        WidePlan((192, 96, 64), 3, 2, staged=16),
     ),
     "gated, turned": (
         operands(72, 5, 136, **GATED, **TURNED),
-        WidePlan((128, 8, 64), 3, 2, 1, 8, dependent=True),
+        WidePlan((128, 8, 64), 3, 2, 1, 8),
     ),
 }
 
@@ -155,7 +155,7 @@ EARLY = "at the start all stages are expected before any is waited for"
 BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
     "apart": (
         operands(128, 192, 256, weights=(128, 64)),
-        WidePlan((64, 64, 64), 3, 1, staged=32, dependent=True),
+        WidePlan((64, 64, 64), 3, 1, staged=32),
         {
             "expect 0 next stage": EARLY,
             "copy_async 1 dropped": FIRST,
@@ -164,7 +164,7 @@ BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
     ),
     "gated": (
         operands(128, 64, 256, weights=(64, 64), gated=True),
-        WidePlan((64, 128, 64), 3, 1, staged=32, dependent=True),
+        WidePlan((64, 128, 64), 3, 1, staged=32),
         {
             "expect 0 next stage": EARLY,
             **{f"named_sync {number} number + 1": LONE for number in range(2)},

@@ -119,7 +119,7 @@ def interpreted(x: Operands, plan: WidePlan, seed: int = 0) -> None:
 QKV, PAIR = (136, 72, 40), (136, 136)
 PLANS = {
     "two tiles a program": (together(200, QKV, 136), WidePlan((128, 128, 64), 2, 2, 1, 32)),
-    "dependent": (together(200, QKV, 200), WidePlan((128, 64, 64), 3, 3, 2, 32, dependent=True)),
+    "dependent": (together(200, QKV, 200), WidePlan((128, 64, 64), 3, 3, 2, 32)),
     "two pieces at once": (together(130, QKV, 72),
                            WidePlan((128, 128, 64), 2, 2, 2, 32, together=2)),
     "all along rows": (together(200, (136, 72), 200, along=False),
@@ -130,9 +130,9 @@ PLANS = {
     "turned, 128 rows": (transposed(together(8, (200, 40), 200)),
                          WidePlan((128, 8, 128), 3, 2, 1, 8)),
     "turned, split": (transposed(together(24, (136, 72), 400)),
-                      WidePlan((64, 32, 64), 3, 10, 1, 16, split=2, dependent=True)),
+                      WidePlan((64, 32, 64), 3, 10, 1, 16, split=2)),
     "gated, dependent": (together(136, PAIR, 72, True),
-                         WidePlan((128, 128, 64), 2, 2, 2, 64, dependent=True)),
+                         WidePlan((128, 128, 64), 2, 2, 2, 64)),
     "gated, float16": (together(72, PAIR, 72, True, dtype=float16),
                        WidePlan((128, 96, 64), 2, 1, 2, 16)),
     "gated, along rows": (together(200, PAIR, 200, True, False),
@@ -140,9 +140,9 @@ PLANS = {
     "gated, shared a": (together(200, PAIR, 200, True),
                         WidePlan((128, 128, 64), 3, 2, 2, 64, 2, True)),
     "gated, turned, 256 rows": (transposed(together(24, PAIR, 200, True)),
-                                WidePlan((256, 24, 64), 3, 2, 1, 24, dependent=True)),
+                                WidePlan((256, 24, 64), 3, 2, 1, 24)),
     "gated, turned, split": (transposed(together(24, PAIR, 400, True)),
-                             WidePlan((128, 32, 64), 3, 6, 1, 16, split=2, dependent=True)),
+                             WidePlan((128, 32, 64), 3, 6, 1, 16, split=2)),
 }  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def late(constant_first: bool) -> Body:
     )
     made = JointMatmul(
         x,
-        WidePlan((64, 24, 64), 3, 5, 1, 24, dependent=True),
+        WidePlan((64, 24, 64), 3, 5, 1, 24),
         b,
         b.parameters[0],
         b.parameters[1:4],

@@ -80,10 +80,10 @@ CASES: dict[str, tuple[Operands, WidePlan, int]] = {
     "pieces two at a time": (operands(72, 200, 72),
                              WidePlan((128, 192, 64), 3, 1, staged=32, together=2), 1),
     "few steps, early": (operands(136, 136, 64),
-                         WidePlan((128, 128, 64), 4, 2, dependent=True), 1),
-    "late": (operands(136, 72, 200), WidePlan((128, 64, 64), 3, 2, dependent=True, early=False), 1),
+                         WidePlan((128, 128, 64), 4, 2), 1),
+    "late": (operands(136, 72, 200), WidePlan((128, 64, 64), 3, 2, early=False), 1),
     "cluster along m": (operands(300, 136, 200),
-                        WidePlan((128, 128, 64), 3, 2, cluster=2, dependent=True), 1),
+                        WidePlan((128, 128, 64), 3, 2, cluster=2), 1),
     "cluster along n": (operands(136, 264, 200),
                         WidePlan((128, 128, 64), 3, 2, cluster=2, across=True), 2),
 }  # fmt: skip
@@ -152,12 +152,12 @@ def test_what_no_ring_brings(x: Operands, plan: WidePlan, dtype: object) -> None
 BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
     "beside": (
         operands(128, 256, 128),
-        WidePlan((128, 128, 64), 3, 1, staged=64, dependent=True),
+        WidePlan((128, 128, 64), 3, 1, staged=64),
         {"named_sync 2 number + 1": LONE, "named_sync 3 number + 1": LONE},
     ),
     "beside, cluster": (
         operands(256, 192, 128),
-        WidePlan((128, 64, 64), 2, 2, staged=64, cluster=2, dependent=True),
+        WidePlan((128, 64, 64), 2, 2, staged=64, cluster=2),
         {"expect 0 next stage": EARLY, "named_sync 1 number + 1": LONE},
     ),
 }

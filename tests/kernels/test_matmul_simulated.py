@@ -38,7 +38,7 @@ CASES = {
     ),
     "three consumers": (
         operands(150, 72, 136),
-        WidePlan((192, 72, 64), 3, 1, 1, 72, dependent=True),
+        WidePlan((192, 72, 64), 3, 1, 1, 72),
     ),
     "fp8 cluster": (
         Operands(256, 136, 272, float8_e4m3, bfloat16),
@@ -54,7 +54,7 @@ CASES = {
     ),
     "int8 split, turned": (
         Operands(136, 16, 800, int8, int32, turned=True),
-        WidePlan((64, 16, 128), 3, 6, 1, 8, split=2, dependent=True),
+        WidePlan((64, 16, 128), 3, 6, 1, 8, split=2),
     ),
     "split": (operands(128, 64, 200), WidePlan((128, 64, 64), 2, 2, 1, 32, split=2)),
 }

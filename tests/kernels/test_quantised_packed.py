@@ -83,7 +83,7 @@ class Case:
 
 
 def plan_of(rows: int, wide: int, programs: int, **more: Any) -> PackedPlan:
-    given = {"staged": wide, "dependent": True, **more}
+    given = {"staged": wide, **more}
     return PackedPlan((rows, wide, 256), 2, programs, 1, **given)
 
 

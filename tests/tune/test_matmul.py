@@ -313,7 +313,7 @@ def built(product, plan, turned):
 @pytest.mark.parametrize(
     ("plan", "turned", "layout"),
     [
-        (WidePlan((64, 8, 64), 2, 2, 1, 8, dependent=True), True, "kk"),
+        (WidePlan((64, 8, 64), 2, 2, 1, 8), True, "kk"),
         (WidePlan((64, 64, 64), 2, 2, 1, 64), False, "kk"),
         (WidePlan((64, 64, 64), 2, 2, 1, 64), False, "mn"),
     ],

@@ -62,16 +62,14 @@ def ravel(index: Sequence[Size], shape: Sequence[Size]) -> Size:
 
 def unravel(linear: Size, shape: Sequence[Size]) -> Index:
     """The index of a row-major linear index that is in range."""
-    found: list[Size] = []
-    for n, s in enumerate(reversed(shape)):
-        if s == 1:
-            found.append(0)
-            continue
-        last = n == len(shape) - 1 or all(x == 1 for x in shape[: len(shape) - 1 - n])
-        found.append(linear if last else modulo(linear, s))
-        if not last:
-            linear = floor_divide(linear, s)
-    return tuple(reversed(found))
+    found: list[Size] = [0] * len(shape)
+    first, *others = [axis for axis, s in enumerate(shape) if s != 1] or [-1]
+    for axis in reversed(others):
+        found[axis] = modulo(linear, shape[axis])
+        linear = floor_divide(linear, shape[axis])
+    if first >= 0:
+        found[first] = linear
+    return tuple(found)
 
 
 def placed(at: Mapping[int, Size], rank: int, rest: Iterable[Size] = ()) -> Index:
@@ -169,17 +167,22 @@ def offset_of(node: Node, index: Index) -> Size:
     return total
 
 
-def strides_of(offset: Size, probes: Sequence[Size]) -> tuple[list[Size], Size] | None:
-    """How many elements an offset moves along atoms, and what is left of it; None where it is not
-    linear in them."""
-    found: list[Size] = []
+def strides_of(
+    node: Node, index: Index, values: Container[Node], probes: Sequence[Size]
+) -> tuple[Node, list[Size], Size] | None:
+    """Which of some values one is only moved of, how many elements its offset moves along atoms,
+    and what is left of that; None where there is no such, or it is not linear in them."""
+    place = through(node, index, values)
+    if place is None:
+        return None
+    found, offset = list[Size](), offset_of(*place)
     for probe in probes:
         stride = coefficient(offset, probe) if isinstance(probe, Expr) else 0
         if stride is None:
             return None
         found.append(stride)
         offset = offset - probe * stride
-    return found, offset
+    return place[0], found, offset
 
 
 def joined(node: Node, index: Index) -> Iterator[tuple[Node, Index, Condition]]:

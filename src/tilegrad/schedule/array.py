@@ -32,7 +32,7 @@ from ..ir.text import parse_block, print_block
 from ..ir.types import Array, product
 from ..runtime.language import language_of
 from ..tile.array import FULL, HELD, LEFT, RIGHT, SPARSE, ArrayWork, Operand, Output, VectorStep
-from .access import offset_of, strides_of, through
+from .access import strides_of
 from .array_steps import ALONG, VECTOR, Reader, Refused, takes_product
 from .dot import DotLowering, VectorProducts
 from .family import Bodies, ByFunction, Family, Offer, Offers
@@ -174,7 +174,7 @@ class ArrayDot(DotLowering):
         """x without subnormal numbers."""
         b = self.b
         small = b.apply("less", b.apply("absolute", x), least)
-        return b.apply("where", small, b.apply("multiply", x, 0), x)
+        return b.where(small, b.apply("multiply", x, 0), x)
 
     def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
         """A product, then a sum, each rounded."""
@@ -308,9 +308,8 @@ def _strides(moved: Node, base: Node) -> tuple[Size, ...]:
     index = tuple(
         loop_index(name, size) for name, size in zip(("batch", "row", "column"), moved.shape)
     )
-    place = through(moved, index, {base})
-    found = None if place is None else strides_of(offset_of(*place), index)
-    return () if found is None else (*found[0], found[1])
+    found = strides_of(moved, index, {base}, index)
+    return () if found is None else (*found[1], found[2])
 
 
 def _elements_read(one: Operand) -> np.ndarray[Any, Any]:

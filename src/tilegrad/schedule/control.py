@@ -51,9 +51,9 @@ class ControlLowering:
 
     def add(self, name: str, steps: list[Any], depth: int = 0) -> int:
         """A Kernel of control steps; gives its number."""
-        region: Any = (needs(self.node), tuple(self.wanted.values()))
-        if name not in ("start", "test"):
-            region = ((), ())
+        region: Any = ((), ())
+        if name in ("start", "test"):
+            region = (needs(self.node), tuple(self.wanted.values()))
         name = f"{self.node.op.name}_{name}"
         depth += self.outer.depth
         self.frame.kernels.append(Kernel(name, "control", region, steps, name, depth=depth))

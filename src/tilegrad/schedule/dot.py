@@ -38,7 +38,7 @@ from ..ir.symbol import (
     round_up,
     substitute,
 )
-from ..ir.types import Array, Memory
+from ..ir.types import Array
 from ..tile import ops as tile_ops
 from . import plan as plans
 from .access import Condition, Place, atom_of, offset_of, reads_below, through
@@ -46,7 +46,7 @@ from .family import Bodies, Family, Made, Offer, Offers, roofline
 from .plan import Plan
 from .problem import SIZE, A, B, breaks_of_groups, problem_of
 from .region import Region
-from .sheet import Parameter, Sheet
+from .sheet import Sheet, scratch
 
 FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
@@ -92,25 +92,19 @@ class DotLowering:
         """The Body."""
         self.plan = self.choose()
         self.parts = ceil_divide(self.depth, self.plan.block_k)
-        self.sheet = Sheet.of(self.region, *self.partial_sums())
+        kept, dot = self.parts != 1 and self.keeps_sums, self.region.anchor
+        apart = kept and not self.sums_in_result()
+        sums = [("partial", Array((dot.size,), self.accumulator))] if apart else []
+        self.sheet = Sheet.of(self.region, *scratch(sums, "state"))
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
-        self.partial = self.sheet.others.get("partial")
-        if self.partial is None and self.parts != 1 and self.keeps_sums:
-            self.partial = self.outputs[self.region.anchor]
+        in_result = self.outputs[dot] if kept and not apart else None
+        self.partial = self.sheet.others.get("partial", in_result)
         return self.sheet.end(self.body(), plan=self.plan)
 
     def sums_in_result(self) -> bool:
         """Whether sums over a part of k can be kept where the result goes."""
         dot = self.region.anchor
         return dot in self.stored and dot.dtype is self.accumulator
-
-    def partial_sums(self) -> list[Parameter]:
-        """Where sums over a part of k are kept apart from the result."""
-        dot = self.region.anchor
-        if self.parts == 1 or not self.keeps_sums or self.sums_in_result():
-            return []
-        memory = Memory((dot.size,), self.accumulator, "global", "state")
-        return [Parameter("partial", memory, ("scratch", Array(dot.shape, self.accumulator)))]
 
     def body(self) -> Size:
         """One program: for each block of k, pack b, then every row panel. Of groups only where it
@@ -123,7 +117,7 @@ class DotLowering:
         self.along_m = along_m == 1 and along_k != 1  # a lies along m rather than along k
         # a register tile takes its rows of a from lanes of one vector: squares of a are turned for
         # it, so they must be whole
-        squares = plan.lanes > 1 and plan.mr % plan.lanes == 0 and self.even
+        squares = plan.mr % plan.lanes == 0 and self.even
         turns = along_k == 1 and self.target.multiplies_by_lane and squares
         self.lines_of_k = self.along_m or turns
         self.allocate_scratch()
@@ -197,8 +191,6 @@ class DotLowering:
             and isinstance(k, int)
             and self.even
             and n % plan.nr == 0
-            and plan.lanes & (plan.lanes - 1) == 0
-            and plan.lanes > 1
         )
         return "turned" if turned else "lines" if along_n == 1 else "pieces"
 

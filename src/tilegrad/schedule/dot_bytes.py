@@ -98,7 +98,7 @@ class StreamedBytes(ByteLowering):
         across, workers = max(1, STREAMS // lanes), self.target.cores
         each = min(4, max(1, n * depth * self.word // (PROGRAM_BYTES * workers)))
         block_n = round_up(ceil_divide(n, workers * each), across * lanes)
-        return Plan(1, across, lanes, max(1, m), block_n, depth)
+        return Plan(1, across, lanes, m, block_n, depth)
 
     def allocate_scratch(self) -> None:
         """Scratch for all rows of a, and one of 128 where it has no sign."""

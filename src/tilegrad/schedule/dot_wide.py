@@ -28,7 +28,7 @@ from ..kernels.matmul.matvec import LONG, GroupedMatvec, Matvec, MatvecPlan, lin
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import BLOCK, most_stages, ranked, transposed
-from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_stay, tile_counts
+from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_stay, side, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
@@ -227,7 +227,8 @@ class WideDot:
         every = (self, *self.parts)
         for part in every:
             part.b, part.e, part.outputs, part.choice = self.b, self.e, self.outputs, self.choice
-        kernel = self.matvec() if isinstance(self.plan, MatvecPlan) else self.matmul(x)
+        streams = isinstance(self.plan, MatvecPlan)
+        kernel = self.matvec(self.operands) if streams else self.matmul(x)
         for part in every:
             part.kernel, part.totals = kernel, self.totals
         return sheet.made(self.listed(kernel).build())
@@ -273,14 +274,12 @@ class WideDot:
     def asks(self, x: Operands) -> bool:
         """Whether what the epilogue reads is asked for first: where few tokens wait for memory, in
         a tile or two."""
-        m = high(self.operands.m)  # type: ignore[union-attr]
+        m = self.problem.most[1]
         few = m <= FEW_TOKENS or (m <= 2 * FEW_TOKENS and bool(self.block_sums))
         return few and x.batch == 1 and not x.block and not self.near
 
-    def matvec(self) -> Any:
+    def matvec(self, x: Operands) -> Any:
         """The kernel of one token: the weights of the parts in lines."""
-        x = self.operands
-        assert x is not None
         k, lead = high(x.k), (x.batch,) if x.block else ()
         line, weights = line_of(k), []
         for part in self.parts:
@@ -313,9 +312,9 @@ class WideDot:
         """A piece of the result that begins at (batch, row, column); yields its rows and columns
         as the product counts them."""
         (_, m, _, n), (_, row, column) = self.problem.sizes, where
-        sizes = (n, m) if self.turned else (m, n)
+        sizes = side(m, n, not self.turned)
         with self.e.tile(row, shape[0], sizes[0], column, shape[1], sizes[1]) as (i, j):
-            yield (j, i) if self.turned else (i, j)
+            yield side(i, j, not self.turned)
 
     def token(self, row: Size) -> Node:
         """The token of a row in lines, and the whole sums that follow from the only one."""
@@ -388,27 +387,13 @@ class WideDot:
 
     def prologue(self, own: int, start: Size, count: int) -> None:
         """Add up the blocks of every whole sum for some tokens."""
-        b, m = self.b, self.problem.sizes[1]
+        b, e, m = self.b, self.e, self.problem.sizes[1]
         for whole in self.wholes:
             parts = whole.inputs[0]
             size = high(parts.shape[-1])
-            shape = (power_of_two(count), power_of_two(size))
-            rows = b.apply("less", self.counted(shape[0], start), b.index(m))
-            inside = b.reshape(rows, (shape[0], 1))
-            if shape[1] != size:
-                columns = b.apply("less", self.counted(shape[1], 0), b.index(size))
-                inside = b.apply("bit_and", inside, b.broadcast(columns, shape))
-            memory = b.view(self.e.memories[parts], (size, 1))
-            found = b.load(memory, (start, 0), shape, mask=b.broadcast(inside, shape))
-            total = b.reduce(found, 1, "sum")
-            if shape[0] != count:
-                total = b.part(total, (0,), (count,))
-            self.totals[(whole, own)] = total
-
-    def counted(self, size: int, start: Size) -> Node:
-        """start, start + 1, ..."""
-        b = self.b
-        return b.apply("add", b.iota(size), b.index(start))
+            with e.tile(start, power_of_two(count), m, 0, power_of_two(size), size) as (row, block):
+                found = e._load(e.memories[parts], row * size + block)
+            self.totals[(whole, own)] = b.part(b.reduce(found, 1, "sum"), (0,), (count,))
 
     def bind_wholes(self, at: Size, columns: int) -> None:
         """Say what whole sums are for the tokens of a piece."""
@@ -418,22 +403,21 @@ class WideDot:
                 pass  # one number
             elif not self.turned:
                 total = self.e.column(total)
-            elif total.shape != (columns,):
+            else:
                 total = self.b.part(total, (self.kernel.piece,), (columns,))
             self.e.bind(whole, unravel(at, whole.shape), total)
 
     def hand_on(self, own: Index, at_m: Size, row: Size, column: Size, shape: Shape) -> None:
         """Store the sums of a piece's blocks of columns."""
         b, e, turned, n = self.b, self.e, self.turned, self.problem.sizes[3]
+        axis = 0 if turned else 1  # of the columns; turned, they are one block
         for v in self.block_sums:
             block, blocks = block_of(v), v.shape[-1]
             x = b.broadcast(e.value(v.inputs[0].inputs[0], own), shape)
-            for start in range(0, shape[0 if turned else 1], block):
-                first = (row if turned else column) + start
-                piece = x
-                if not turned and block != shape[1]:
-                    piece = b.part(x, (0, start), (shape[0], block))
-                total = b.reduce(piece, 0 if turned else 1, "sum")
+            for start in range(0, shape[axis], block):
+                first = (row, column)[axis] + start
+                piece = x if turned else b.part(x, (0, start), (shape[0], block))
+                total = b.reduce(piece, axis, "sum")
                 offset = at_m * blocks + first // block
                 total = total if turned else e.column(total)
                 e.store(self.outputs[v], total, offset, b.less(first, n))

@@ -51,6 +51,7 @@ from .access import (
     walk_down,
 )
 
+FAR = 1 << 40  # no index that is in range is beyond it
 # Graph ops that are one Tile op of the same name.
 DIRECT = {
     op
@@ -64,6 +65,11 @@ def running(dtype: DType, kind: str) -> DType:
     """The dtype in which a running sum or product is carried along: float64 for floats, since
     all that came before adds to its error."""
     return dtypes.float64 if dtype.is_float and kind in ("sum", "prod") else dtype.wide
+
+
+def as_dtype(b: BodyBuilder, x: Node, dtype: DType) -> Node:
+    """A value as a dtype has it."""
+    return b.cast(b.cast(x, dtype), dtype.wide)
 
 
 class Evaluator:
@@ -172,16 +178,12 @@ class Evaluator:
         """The value as its dtype has it. A value that is computed anew and compared with one that
         was stored (a maximum, in its derivative) is equal to it so; constants are exact."""
         x, node = self.value(node, index), base_of(node)
-        if node.op is ops.constant:
-            return x
-        return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
+        return x if node.op is ops.constant else as_dtype(self.body, x, node.dtype)
 
     def settled(self, x: Node, node: Node) -> Node:
         """What was computed of a Node, rounded to its dtype where it must not matter what is
         stored."""
-        if not self.settles or node.dtype.wide is node.dtype:
-            return x
-        return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
+        return as_dtype(self.body, x, node.dtype) if self.settles else x
 
     def tile_op(self, node: Node) -> str:
         """The Tile op that computes an elementwise Node."""
@@ -197,18 +199,16 @@ class Evaluator:
                 inner = self.value(node, index)
         finally:
             self.mask = before
-        zero = self.body.constant(0, inner.dtype)
-        return self.body.apply("where", mask, inner, zero)
+        return self.body.where(mask, inner, 0)
 
     def conditions(self, conditions: Sequence[Condition]) -> Node:
         """All conditions as one mask."""
-        mask: Node | None = None
+        mask: Any = None
         for c in conditions:
             if low(c.value) < 0:
                 mask = self.body.logical_and(mask, self.body.less_equal(0, c.value))
             if low(c.size - c.value) < 1:
                 mask = self.body.logical_and(mask, self.body.less(c.value, c.size))
-        assert mask is not None
         return mask
 
     @property
@@ -237,6 +237,10 @@ class Evaluator:
         value = self.body.apply("maximum", value, 0)
         return self.atom("at", value, 0, max(1, high(size) - 1))
 
+    def place(self, value: Node) -> Size:
+        """A computed integer as an index Expr; it may be out of range."""
+        return self.atom("at", self.body.cast(value, int64), -FAR, FAR)
+
     # ---- loads and stores -----------------------------------------------------------------
 
     def load(self, node: Node, index: Index) -> Node:
@@ -253,10 +257,10 @@ class Evaluator:
         b = self.body
         varying = self._varying(offset)
         if not varying:
-            mask = self.mask if self.mask is not None and not self.mask.shape else None
-            escapes = not Condition(offset, memory.shape[0]).holds()
-            if self.mask is not None and self.mask.shape and escapes:
-                mask = b.reduce(self.mask, 0, "max")
+            mask = self.mask
+            if mask is not None and mask.shape:
+                inside = Condition(offset, memory.shape[0]).holds()
+                mask = None if inside else b.reduce(mask, 0, "max")
             return b.load(memory, (offset,), mask=mask)
         start = self._line(offset, varying)
         if start is not None:
@@ -307,16 +311,13 @@ class Evaluator:
 
 
 def _cast(e: Evaluator, node: Node, index: Index) -> Node:
-    x = e.value(node.inputs[0], index)
-    exact = e.body.cast(x, node.dtype)
-    return e.body.cast(exact, node.dtype.wide)
+    return as_dtype(e.body, e.value(node.inputs[0], index), node.dtype)
 
 
 def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
     source = node.inputs[0]
     x = e.body.cast(e.value(source, index), source.dtype)
-    bits = e.body.bitcast(x, node.dtype)
-    return e.body.cast(bits, node.dtype.wide)
+    return as_dtype(e.body, e.body.bitcast(x, node.dtype), node.dtype)
 
 
 def _fixed_point(e: Evaluator, node: Node, index: Index) -> Node:
@@ -331,7 +332,7 @@ def _in_range(e: Evaluator, node: Node, index: Index) -> Node:
     if symbolic(node, index, e.memories) is None:
         place, size = b.cast(x, int64), b.index(node.attrs["size"])
         least = b.apply("less_equal", 0, place)
-        inside = b.apply("bit_and", least, b.apply("less", place, size))
+        inside = b.logical_and(least, b.apply("less", place, size))
         b.require(inside, node.attrs["message"], node.attrs["place"], e.active(inside.shape))
     return x
 
@@ -347,7 +348,7 @@ def _concatenate(e: Evaluator, node: Node, index: Index) -> Node:
         if result is None:
             result = part
         else:
-            result = e.body.apply("where", e.conditions([condition]), part, result)
+            result = e.body.where(e.conditions([condition]), part, result)
     if result is not None:
         return result
     if e.mask is None:
@@ -382,9 +383,7 @@ ROWS: dict[Op, Row] = {
     ops.stop_gradient: lambda e, node, index: e.value(node.inputs[0], index),
     ops.barrier: lambda e, node, index: e.value(node.inputs[0], index),
     ops.in_range: _in_range,
-    ops.where: lambda e, node, index: e.body.apply(
-        "where", *(e.value(i, index) for i in node.inputs)
-    ),
+    ops.where: lambda e, node, index: e.body.where(*(e.value(i, index) for i in node.inputs)),
     ops.iota: lambda e, node, index: e.body.cast(e.body.index(index[0]), node.dtype.wide),
     ops.size: lambda e, node, index: e.body.index(node.attrs["value"]),
     ops.concatenate: _concatenate,

@@ -29,7 +29,7 @@ Roles = Sequence[tuple[str, Any]]
 class Made(NamedTuple):
     """What a lowering gives for one launch: a Body, and what each parameter of it stands for:
     ('read', i) of the Region's inputs, ('store', i) of what it stores, ('state', i) of what it
-    writes in place, or ('scratch', type, or type and a name)."""
+    writes in place, or ('scratch', (type, name))."""
 
     body: Body
     roles: Roles

@@ -156,16 +156,11 @@ class Fuser(Cut):
         if node.op in ALONE or node.op in PRODUCTS or joins(node):
             return []
         leaves = self.leaves(node)
-        found = {r.number: r for r in (self.region_of.get(leaf) for leaf in leaves) if r}
-        near = sorted(found.values(), key=lambda r: -r.number)
-        sharing: dict[int, Region] = {}
-        for leaf in leaves:
-            if isinstance(leaf.size, int) and leaf.size < 1024:
-                continue
-            for r in self.readers_of.get(leaf, ())[-8:]:
-                if r.number not in found and r.kind == "loops":
-                    sharing[r.number] = r
-        return near + sorted(sharing.values(), key=lambda r: -r.number)
+        near = {r for r in map(self.region_of.get, leaves) if r is not None}
+        large = [leaf for leaf in leaves if not isinstance(leaf.size, int) or leaf.size >= 1024]
+        sharing = {r for leaf in large for r in self.readers_of.get(leaf, ())[-8:]}
+        others = {r for r in sharing - near if r.kind == "loops"}
+        return [r for some in (near, others) for r in sorted(some, key=lambda r: -r.number)]
 
     def look_ahead(self) -> None:
         """Know what waits for each value, so that small Regions do not make large ones wait."""
@@ -232,19 +227,16 @@ class Fuser(Cut):
         region.nodes += self.extents.of(node).nodes
         region.values.append(node)
         self.region_of[node] = region
-        others: dict[int, Region] = {}
         for leaf in self.leaves(node):
             other = self.region_of.get(leaf)
-            if other is not None and other is not region:
-                others[other.number] = other
-            if other is not region:
-                region.reads.add(leaf)
-                self.readers_of.setdefault(leaf, []).append(region)
-        for number, other in others.items():
-            if number not in region.after:
-                region.after.add(number)
-                self.dependents.setdefault(number, []).append(region)
-                need(region, bit(number) | other.needs, self.dependents)
+            if other is region:
+                continue
+            region.reads.add(leaf)
+            self.readers_of.setdefault(leaf, []).append(region)
+            if other is not None and other.number not in region.after:
+                region.after.add(other.number)
+                self.dependents.setdefault(other.number, []).append(region)
+                need(region, bit(other.number) | other.needs, self.dependents)
 
     def mark_stored(self) -> None:
         """Values that outputs or other Regions read get storage."""

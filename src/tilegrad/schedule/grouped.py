@@ -111,36 +111,35 @@ class OneProduct(Chosen):
         if known is None:
             known = near.listed[offsets] = self.listed(x, offsets, near, target)
         few = high(x.shape[0]) <= MOST_GATHERED and not in_blocks(node)
-        source = source_of(x, known) if few else None
+        x, *rows = (source_of(x, known) if few else []) or [x]
         attrs = {**node.attrs, "block": known.block}
-        if source is None or known.rows is None:
-            return [ops.grouped_dot(x, weights, offsets, known.blocks, **attrs)]
-        return [ops.grouped_dot(source, weights, offsets, known.blocks, known.rows, **attrs)]
+        return [ops.grouped_dot(x, weights, offsets, known.blocks, *rows, **attrs)]
 
     def listed(self, x: Node, offsets: Node, near: Surroundings, target: Target) -> Listed:
         """The list of blocks of rows, by a launch of its own."""
-        plan = Plan().with_(warps=WARPS)
+        plan = Plan(warps=WARPS)
         sizes = kernels.list_sizes(x.shape[0], high(offsets.shape[0]) - 1)
         (found,) = near.launch(kernels.block_list, [offsets], plan, target, **sizes)
         return Listed(found, sizes["block"])
 
 
-def source_of(x: Node, known: Listed) -> Node | None:
-    """What rows in the order of their groups were gathered from: each of a few times as many."""
+def source_of(x: Node, known: Listed) -> list[Any]:
+    """What rows in the order of their groups were gathered from, each of a few times as many, and
+    which row of that each is; nothing where they were not."""
     if x.op is not ops.gather or x.attrs["axes"] != (0,):
-        return None
+        return []
     every, index = x.inputs[0], base_of(x.inputs[1], passing=(ops.cast,))
     chain = [every]
     while len(chain) < 4 and chain[-1].inputs:
         chain.append(chain[-1].inputs[0])
     if index is not known.order or [n.op for n in chain[:3]] != REPEATED:
-        return None
+        return []
     _, wide, column, source = chain
     if len(source.shape) != 2:
-        return None
+        return []
     count, width = source.shape
     fits = wide.shape == (count, known.each, width) and column.shape == (count, 1, width)
-    return source if fits else None
+    return [source, known.rows] if fits else []
 
 
 # ---- rows in groups ------------------------------------------------------------------------------
@@ -171,19 +170,19 @@ class Groups(Chosen):
             return near.launch(definition, given, plan, target, **static)
 
         if node.op is ops.grouped_outer:
-            return call(kernels.grouped_outer, inputs, Plan().with_(m=SIDE, n=SIDE, k=STEP))
+            return call(kernels.grouped_outer, inputs, Plan(m=SIDE, n=SIDE, k=STEP))
         if node.op is ops.group_rows:
             wanted = power_of_two(high(node.inputs[0].shape[0]))
             block = min(MOST_IDS, max(FEWEST_IDS, wanted))
             block = block if target.has_threads else FEWEST_IDS
-            plan = Plan().with_(warps=max(1, block // EACH))
+            plan = Plan(warps=max(1, block // EACH))
             return call(kernels.group_rows, inputs, plan, block=block, **node.attrs)
         tokens, experts = inputs[0].shape
         count, powers, shared = node.attrs.values()
         most, lanes = high(tokens), kernels.lanes_of(experts)
         each = 8 if most <= FEW_TOKENS else min(MANY_TOKENS, HELD // lanes)
         each = power_of_two(most) if most <= ALONE_TOKENS else each
-        plan = Plan().with_(warps=min(32, max(1, each * lanes // (32 * THREAD))))
+        plan = Plan(warps=min(32, max(1, each * lanes // (32 * THREAD))))
         how = {"count": count, "powers": powers, "shared": shared, "tokens": each}
         listed = bool(target.asynchronous_units)  # kernels read a list of blocks
         sizes = kernels.list_sizes(tokens * count, high(experts))
@@ -226,7 +225,7 @@ class Draws(Chosen):
             if target.has_threads:
                 fewer = RACING if definition is draws.draw else 1
                 found = min(MOST_TOKENS, max(FEWEST_TOKENS, power_of_two(columns)))
-                plan, block = Plan().with_(warps=found // TOKENS_EACH), found // fewer
+                plan, block = Plan(warps=found // TOKENS_EACH), found // fewer
             return near.launch(definition, given, plan, target, block=block, **static)
 
         if node.op is ops.top_k:
@@ -240,9 +239,8 @@ class Draws(Chosen):
 
     def parts(self, rows: Size, columns: int, target: Target) -> int:
         """Programs that share a row: a power of two, more where rows are few."""
-        programs = target.cores or 1
-        most = programs // max(1, high(rows))
+        most = target.cores // max(1, high(rows))
         if not isinstance(rows, int):
-            most = max(most, min(SOME, programs))
+            most = max(most, min(SOME, target.cores))
         most = min(most, PARTS, columns // PART)
         return 1 << max(0, most.bit_length() - 1)

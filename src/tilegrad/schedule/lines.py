@@ -47,18 +47,20 @@ class Lines(Part):
 
     def over_lines(
         self,
-        blocked: Sequence[bool],
+        reduces: Sequence[Node],
         fresh: Sequence[Node],
         lines: Size,
         span: tuple[Size, Size],
         values: list[Node],
     ) -> Iterator[tuple[Size, Size, Size]]:
         """(line, first, last) over the span of each line of `inner` elements, as `for` writes them;
-        `values` are the accumulators.
+        `values` are the accumulators, first those of `reduces`.
 
-        Those that are `blocked` start anew, as `fresh` ones, after CHAIN additions.
+        Those of sums whose error grows start anew, as `fresh` ones, after CHAIN additions.
         """
         b, e = self.b, self.e
+        blocked = [is_blocked(v) for v in reduces for _ in range(width_of(v))]
+        blocked += [False] * (len(values) - len(blocked))
         turns = ceil_divide(high(span[1] - span[0]), self.lanes)
 
         def each(first: Size, last: Size) -> Iterator[Size]:
@@ -150,20 +152,19 @@ class Accumulators:
         b = self.b
         if node.op is not ops.argmax:
             new = b.apply(COMBINE[KINDS[node.op]], old[0], x)
-            return [new if mask is None else b.apply("where", mask, new, old[0])]
+            return [b.where(mask, new, old[0])]
         best, where = old
         better = b.apply("less", best, x)
         if x.dtype.is_float:
             is_new = b.apply("bit_and", b.apply("not_equal", x, x), b.apply("equal", best, best))
             better = b.apply("bit_or", better, is_new)
         better = b.apply("bit_or", better, b.apply("equal", where, FAR_OFF))
-        if mask is not None:
-            better = b.apply("bit_and", better, mask)
-        return [b.apply("where", better, x, best), b.apply("where", better, place, where)]
+        better = b.logical_and(better, mask)
+        return [b.where(better, x, best), b.where(better, place, where)]
 
-    def total(self, node: Node, x: Node) -> Node:
-        """A sum or the like over the first axis."""
-        return self.b.reduce(x, 0, KINDS[node.op]) if x.shape else x
+    def total(self, node: Node, x: Node, axis: int = 0) -> Node:
+        """A sum or the like over an axis."""
+        return self.b.reduce(x, axis, KINDS[node.op]) if x.shape else x
 
     def first_largest(self, x: Node, place: Node, mask: Node | None, axis: int) -> Node:
         """The first place of the largest value along an axis; nan is the largest."""
@@ -176,7 +177,7 @@ class Accumulators:
         if x.dtype.is_float:  # where the largest is nan, every nan is it
             is_nan = b.apply("bit_and", b.apply("not_equal", top, top), b.apply("not_equal", x, x))
             best = b.apply("bit_or", best, is_nan)
-        best = b.apply("bit_and", best, mask) if mask is not None else best
+        best = b.logical_and(best, mask)
         found = b.reduce(b.where(best, place, self.none), axis, "min")
         return self._kept(found, axis)
 
@@ -234,11 +235,6 @@ def sweeps(
         own = [o for o in online if o.largest in reduces]
         found.append((stage, Sweep(space, row, inner, reduces, writes, own, 1 if writes else 4)))
     return found
-
-
-def blocked(reduces: Sequence[Node]) -> list[bool]:
-    """Which accumulators of reductions are added up in blocks."""
-    return [is_blocked(v) for v in reduces for _ in range(width_of(v))]
 
 
 class Reductions(Lines):
@@ -303,10 +299,8 @@ class RowSweeps(Reductions):
         outer_size = floor_divide(self.space.region.columns, sweep.inner)
         span = (start, stop) if outer_size == 1 else (0, sweep.inner)
         fresh = self.accumulators(sweep)
-        long = blocked(sweep.reduces)
-        long += [False] * (len(fresh) - len(long))
         values = list(values)
-        for place in self.over_lines(long, fresh, outer_size, span, values):
+        for place in self.over_lines(sweep.reduces, fresh, outer_size, span, values):
             values[:] = self.piece(sweep, *place, values)
         return values
 

@@ -31,9 +31,7 @@ from ..ir.symbol import (
     Size,
     ceil_divide,
     coefficient,
-    floor_divide,
     high,
-    loop_index,
     minimum,
     round_up,
     substitute,
@@ -78,15 +76,14 @@ class FlatLoops(Lines):
         rows, inner, turned = self.space.shape.row_count, self.space.inner, self.turned_reads()
         if turned:
             return self.turned_body(turned)
-        block = BLOCK
-        blocks: Size = ceil_divide(inner, block) if high(inner) > 2 * block else 1
+        blocks: Size = ceil_divide(inner, BLOCK) if high(inner) > 2 * BLOCK else 1
         grid, (row, number) = self.sheet.programs(rows, blocks)
 
-        lane, start = atom_of("lane", inner), number * block
+        lane, start = atom_of("lane", inner), number * BLOCK
         with self.e.scope():
             for v in self.space.region.stored:
                 self.e.hoist(v, self.space.index_at(v, row, lane), [lane])
-            stop = inner if blocks == 1 else minimum(start + block, inner)
+            stop = inner if blocks == 1 else minimum(start + BLOCK, inner)
             for at in self.vectors(start, stop, inner):
                 self.write_all(row, at)
         return grid
@@ -95,17 +92,18 @@ class FlatLoops(Lines):
 
     def turned_reads(self) -> list[Place]:
         """Reads that jump along the lanes but are contiguous along rows: worth turning."""
-        side, inner, rows = self.sizes()
-        if not isinstance(inner, int) or not isinstance(rows, int) or side < 4:
+        side, space = self.space.target.lanes(float32), self.space
+        inner, rows = space.inner, space.shape.rows
+        if not isinstance(inner, int) or not isinstance(rows, int):
             return []
         if inner < side or rows % side or inner * rows < 1 << 12:
             return []
-        lane = atom_of("lane", inner)
-        block, turn = loop_index("block", rows // side), atom_of("turn", side)
-        row = block * side + turn
+        sizes = (("lane", inner), ("turn", side), ("block", rows // side))
+        self.square, self.atoms = (side, inner, rows), [atom_of(*size) for size in sizes]
+        lane, turn, block = self.atoms
         found: dict[Place, None] = {}
-        for v in self.space.region.stored:
-            start = (v, self.space.index_at(v, row, lane))
+        for v in space.region.stored:
+            start = (v, space.index_at(v, block * side + turn, lane))
             for node, index in reads_below([start], self.sheet.inputs):
                 offset = offset_of(node, index)
                 if coefficient(offset, lane) in (0, 1):
@@ -117,29 +115,19 @@ class FlatLoops(Lines):
 
     def turned_body(self, reads: list[Place]) -> Size:
         """Square tiles: read along rows, turned in registers, computed and written along lanes."""
-        side, inner, rows = self.sizes()
-        assert isinstance(inner, int) and isinstance(rows, int)
-        self.lanes = side
-        b, e = self.b, self.e
-        p = b.program(0, rows // side)
-        lane = atom_of("lane", inner)
-        block, turn = loop_index("block", rows // side), atom_of("turn", side)
+        b, e, (side, inner, rows) = self.b, self.e, self.square
+        self.lanes, p = side, b.program(0, rows // side)
 
-        def place(index: Index, at_lane: Size, at_turn: Size) -> Index:
-            mapping = {lane: at_lane, turn: at_turn}
-            if isinstance(block, Expr):
-                mapping[block] = p
+        def place(index: Index, *at: Size) -> Index:  # at a lane and a turn
+            mapping = dict(zip(self.atoms, (*at, p)))
             return tuple(substitute(i, mapping) for i in index)
 
         for base in b.each("i", 0, inner // side * side, side):
             lines: list[list[Node]] = []
             for node, index in reads:
-                rows_ = []
-                for k in range(side):
-                    at = place(index, base + k, 0)
-                    offset = offset_of(node, at)
-                    rows_.append(b.load(self.sheet.inputs[node], (offset,), (side,)))
-                turned = b.turned(rows_)
+                starts = [offset_of(node, place(index, base + k, 0)) for k in range(side)]
+                memory = self.sheet.inputs[node]
+                turned = b.turned([b.load(memory, (start,), (side,)) for start in starts])
                 lines.append([b.extract(turned, k) for k in range(side)])
             for k in range(side):
                 row = p * side + k
@@ -151,10 +139,6 @@ class FlatLoops(Lines):
             with e.scope(), e.vector(inner // side * side, side, inner, False) as own:
                 self.write_all(p * side + number, own)
         return rows // side
-
-    def sizes(self) -> tuple[int, Size, Size | None]:
-        """The side of a square that is turned, elements of a row, rows."""
-        return self.space.target.lanes(float32), self.space.inner, self.space.shape.rows
 
     def write_all(self, row: Size, lane: Size) -> None:
         """Evaluate and store every wanted value at (row, lane)."""
@@ -247,7 +231,7 @@ class ColumnLoops(Reductions):
         """A block of neighbouring results a program."""
         space = self.space
         rows, inner = space.region.row_count, space.inner
-        outer_size = floor_divide(rows, inner)
+        outer_size = rows // inner
         block = min(COLUMN_BLOCK, max(self.lanes, high(inner)))
         if high(inner) >= 2 * self.lanes:
             parts = 2 * max(2, space.target.cores)
@@ -274,22 +258,17 @@ class ColumnLoops(Reductions):
         return scratch
 
     def over_block(self) -> Iterator[tuple[Size, Size]]:
-        """(row, place in the block) of each vector of results, as `for` writes them."""
+        """(row, first place in the block) of each vector of results, as `for` writes them."""
         for lane in self.vectors(self.start, self.stop, self.space.inner):
-            yield self.outer_row * self.space.inner + lane, lane - self.start
+            yield self.outer_row * self.space.inner + lane, self.e.base - self.start
 
     def peek(self, memory: Node, place: Size) -> Node:
         """Running results; the scratch is a whole number of vectors, so no mask is needed."""
-        return self.b.load(memory, (self.first(place),), (self.lanes,))
+        return self.b.load(memory, (place,), (self.lanes,))
 
     def poke(self, memory: Node, value: Node, place: Size) -> None:
         """Put running results back."""
-        value = self.b.broadcast(value, (self.lanes,))
-        self.b.store(memory, value, (self.first(place),))
-
-    def first(self, place: Size) -> Size:
-        """The place of the first lane."""
-        return substitute(place, {self.e.lane: self.e.base}) if self.e.lane is not None else place
+        self.b.store(memory, self.b.broadcast(value, (self.lanes,)), (place,))
 
     def known_results(self, stage: int, row: Size, place: Size) -> None:
         """Bind the reductions of earlier stages at this place."""
@@ -301,11 +280,10 @@ class ColumnLoops(Reductions):
 
     def column_stage(self, reduces: Sequence[Node], stage: int) -> None:
         """Take the reduced elements, a few at a time, over the block."""
-        for _, place in self.over_block():
-            for v in reduces:
-                for memory, x in zip(self.running[v], self.sums.starts([v], (self.lanes,))):
-                    self.poke(memory, x, place)
         memories = [m for v in reduces for m in self.running[v]]
+        for _, place in self.over_block():
+            for memory, x in zip(memories, self.sums.starts(reduces, (self.lanes,))):
+                self.poke(memory, x, place)
         for column, count in self.turns(reduces):
             with self.e.scope():
                 for row, place in self.over_block():

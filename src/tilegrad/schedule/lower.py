@@ -138,21 +138,18 @@ def add_kernel(lowering: Lowering, region: Region, bodies: Bodies, verdict: Verd
     if lowering.target.array is not None and not any("array" in b.notes for b, _ in bodies):
         kernel.host = HOST
     scratch: dict[Any, int] = {}
+
+    def slot(role: str, what: Any) -> int:
+        if role == "state":
+            return held[what]
+        if role != "scratch":
+            return lowering.slot_of[(reads if role == "read" else stored)[what]]
+        if what not in scratch:
+            scratch[what] = lowering.new_slot(what[0], "scratch")
+        return scratch[what]
+
     for body, roles in bodies:
-        slots = []
-        for role, what in roles:
-            if role == "read":
-                slots.append(lowering.slot_of[reads[what]])
-            elif role == "store":
-                slots.append(lowering.slot_of[stored[what]])
-            elif role == "state":
-                slots.append(held[what])
-            else:
-                if (role, what) not in scratch:  # an Array, or one with a name
-                    type_ = what[0] if isinstance(what, tuple) else what
-                    scratch[(role, what)] = lowering.new_slot(type_, "scratch")
-                slots.append(scratch[(role, what)])
-        kernel.steps.append(Launch(body, tuple(slots)))
+        kernel.steps.append(Launch(body, tuple(slot(*role) for role in roles)))
     lowering.kernels.append(kernel)
 
 

@@ -43,24 +43,28 @@ class MatrixLowering(DotLowering):
     def choose(self) -> Plan:
         """Blocks: of k what stays near, of m and n as much as their sums may take."""
         batch, m, k, n = self.problem.most
-        side, workers = 2 * TILE, max(1, self.target.cores)
+        side, workers = 2 * TILE, self.target.cores
         block_k, parts = max(1, ceil_divide(k, self.unit.k)) * self.unit.k, 1
-        fit = max(side, SCRATCH // (block_k * self.input.size) // side * side)
+
+        def columns() -> int:
+            return max(side, SCRATCH // (block_k * self.input.size) // side * side)
+
+        fit = columns()
         if fit < min(n, FEW_COLUMNS) and m > side and isinstance(self.problem.sizes[2], int):
             parts = ceil_divide(side * block_k * self.input.size, NEAR)
             block_k = round_up(ceil_divide(k, parts), self.unit.k)
-            fit = max(side, SCRATCH // (block_k * self.input.size) // side * side)
-        block_n, block_m = min(fit, round_up(n, side)), max(1, m)
+            fit = columns()
+        block_n, block_m = min(fit, round_up(n, side)), m
         if parts > 1:
             block_n = even(n, min(fit, WIDE), side)
             block_m = even(m, SUMS // (block_n * self.accumulator.size), side)
         programs = batch * (1 if parts == 1 else ceil_divide(m, block_m) * ceil_divide(n, block_n))
         if programs < 2 * workers and workers > 1:
             if m >= 2 * n or n <= workers * side:
-                block_m = min(block_m, max(side, round_up(ceil_divide(m, workers), side)))
+                block_m = min(block_m, round_up(ceil_divide(m, workers), side))
             else:
                 count = round_up(ceil_divide(n, block_n), workers)
-                block_n = min(block_n, max(side, round_up(ceil_divide(n, count), side)))
+                block_n = min(block_n, round_up(ceil_divide(n, count), side))
         if self.problem.grouped:
             block_m = self.rows_of_group(side)
         return Plan(side, 2, TILE, block_m, block_n, block_k, self.unit.name)

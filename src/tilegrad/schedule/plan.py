@@ -72,15 +72,10 @@ class Problem:
         """The cheapest Plan."""
         return min(self.candidates(), key=self.cost)
 
-    @property
-    def workers(self) -> int:
-        """Cores that draw programs."""
-        return max(1, self.target.cores)
-
     def candidates(self) -> Iterator[Plan]:
         """Plans worth a look: every register tile, a few ways to cut k, m and n."""
-        lanes, workers = self.target.lanes(self.accumulator), self.workers
-        m, n = max(1, self.m), max(1, self.n)
+        lanes, workers = self.target.lanes(self.accumulator), self.target.cores
+        m, n = self.m, self.n
         depths = dict.fromkeys(block_of_k(self.k, depth) for depth in DEPTHS)
         if invariant():
             depths = {max(1, min(self.k, ONE_DEPTH)): None}
@@ -91,9 +86,9 @@ class Problem:
             least = ceil_divide(n, fit)
             counts = {least, round_up(least, workers), 2 * workers * ceil_divide(least, workers)}
             for count in counts:
-                block_n = min(fit, max(nr, ceil_divide(n, count * nr) * nr))
+                block_n = min(fit, ceil_divide(n, count * nr) * nr)
                 for cuts in {1, workers, 2 * workers}:
-                    block_m = max(rows, ceil_divide(m, cuts * rows) * rows)
+                    block_m = ceil_divide(m, cuts * rows) * rows
                     block_m = min(block_m, m) if cuts == 1 else block_m
                     yield Plan(rows, across, lanes, block_m, block_n, block_k)
 
@@ -106,13 +101,13 @@ class Problem:
 
     def cost(self, plan: Plan) -> float:
         """Relative time of the slowest worker."""
-        columns = _parts(max(1, self.n), plan.block_n)
-        rows = _parts(max(1, self.m), plan.block_m)
+        columns = _parts(self.n, plan.block_n)
+        rows = _parts(self.m, plan.block_m)
         of_size = {(r, c): self.program(plan, r, c) for r in set(rows) for c in set(columns)}
         works = [of_size[r, c] for r in rows for c in columns]
         if len(works) * self.batch > 4096:
-            return sum(works) * self.batch / self.workers
-        loads = [0.0] * self.workers
+            return sum(works) * self.batch / self.target.cores
+        loads = [0.0] * self.target.cores  # workers
         for work in works * self.batch:  # workers draw programs in order
             heapq.heapreplace(loads, loads[0] + work)
         return max(loads)
@@ -124,7 +119,7 @@ class Problem:
         strips = ceil_divide(rows, plan.mr)
         results = width * strips * plan.mr
         pack = PACK_B_TURNED if self.turned else PACK_B
-        if self.k * max(1, self.n) * self.accumulator.size > 4 * self.target.memories["l2"].bytes:
+        if self.k * self.n * self.accumulator.size > 4 * self.target.memories["l2"].bytes:
             pack += PACK_FAR
         multiply = results * k * self.tile(plan)
         pack_a, pack_b = k * strips * plan.mr * PACK_A, k * width * pack
@@ -152,7 +147,7 @@ def even(size: int, most: int, unit: int) -> int:
 def balanced(m: int, most: int) -> int:
     """Rows of a register tile so that the last panel wastes little."""
     if m <= most:
-        return max(1, m)
+        return m
     options = range(max(1, most - 3), most + 1)
     return min(options, key=lambda r: (round_up(m, r) * (1 + 0.06 * (most - r)), -r))
 

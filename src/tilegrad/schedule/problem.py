@@ -24,7 +24,7 @@ from ..ir.symbol import (
     round_up,
 )
 from ..ir.types import product
-from .access import Index, offset_of, placed, strides_of, through, unravel
+from .access import Index, placed, strides_of, unravel
 from .evaluate import Evaluator
 from .sheet import Sheet
 
@@ -184,9 +184,9 @@ class Grouped(OfMatrices):
             return b.bounded("offset", value, 0, max(1, high(m)))
 
         for half in reversed(range((count - 1).bit_length())):  # the last that begins by then
-            at = b.bounded("at", b.apply("add", row_group, b.index(1 << half)), 0, count - 1)
+            at = b.bounded("at", b.apply("add", row_group, 1 << half), 0, count - 1)
             here = b.less_equal(begins(at) // rows + at, number)
-            row_group = b.apply("where", here, b.index(at), row_group)
+            row_group = b.where(here, b.index(at), row_group)
         at = b.atom("group", row_group, 0, count - 1)
         first, self.stop = begins(at), begins(at + 1)
         far = number - first // rows - at
@@ -252,14 +252,13 @@ def matrix_of(
 ) -> Matrix | None:
     """How an operand lies, or None where it is no plain matrix (that a tensor map describes, where
     it is copied)."""
-    place = through(node, index, reads)
-    lies = None if place is None else strides_of(offset_of(*place), probes)
-    if place is None or lies is None or lies[1] != 0:
+    lies = strides_of(node, index, reads, probes)
+    if lies is None or lies[2] != 0:
         return None
-    strides = [s for s in lies[0] if isinstance(s, int)]
+    strides = [s for s in lies[1] if isinstance(s, int)]
     if len(strides) < len(probes):
         return None
     step = round_up(max(1 + high(p) for p in probes[1:]), ALIGNMENT)
     single = [isinstance(p, int) for p in probes[1:]]  # a row or column: any step will do
-    found = Matrix(place[0], strides[0], *(step if x else s for x, s in zip(single, strides[1:])))
+    found = Matrix(lies[0], strides[0], *(step if x else s for x, s in zip(single, strides[1:])))
     return found if found.aligned or not copied else None

@@ -33,11 +33,11 @@ class Quantised(Family):
 
     def why_not_shape(self, shape: QuantisedShape, target: Target) -> str:
         """Why no kernel takes this; '' if one does."""
-        return str(kernels_of(target).why_not(shape, target))
+        return kernels_of(target).why_not(shape, target)
 
     def why_not_around(self, shape: QuantisedShape, target: Target, around: Around) -> str:
         """Why no kernel takes a product with this around it; '' if one does."""
-        return str(kernels_of(target).why_not_around(shape, target, around))
+        return kernels_of(target).why_not_around(shape, target, around)
 
     def offers_for(self, shape: QuantisedShape, target: Target) -> Offers:
         """One Plan with its seconds, or why there is none."""
@@ -72,7 +72,7 @@ class Unpacked(Quantised):
         """Tokens from which this is the better way; 0 for never."""
         if invariant() or dtype.bits != 16:
             return 0
-        return int(kernels_of(target).many(form, rows, dtype, target))
+        return kernels_of(target).many(form, rows, dtype, target)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """(the tokens of a product, the first number that is many)."""
@@ -104,6 +104,4 @@ def chosen_for(
     alone = first.offers_for(shape, target)
     if around is not None or rows:
         alone = "only for products with nothing around them"
-    made = then.offers_for(shape, target)
-    _, offer, verdict = judged([(first, alone), (then, made)])
-    return offer, verdict
+    return judged([(first, alone), (then, then.offers_for(shape, target))])[1:]

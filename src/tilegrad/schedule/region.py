@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from graphlib import CycleError, TopologicalSorter
 
 from ..core.dtype import DType, float32
 from ..core.errors import InternalError
@@ -162,11 +163,10 @@ def reduce_split(node: Node) -> tuple[Size, str] | None:
     live = [a for a in range(len(x.shape)) if x.shape[a] != 1]
     reduced = [a for a in live if a in axes]
     kept = [a for a in live if a not in axes]
-    rows = product(tuple(x.shape[a] for a in kept))
     if not reduced or not kept or min(reduced) > max(kept):
-        return rows, "row"
+        return node.size, "row"
     if max(reduced) < min(kept):
-        return rows, "column"
+        return node.size, "column"
     return None
 
 
@@ -192,28 +192,17 @@ def need(region: Region, more: int, dependents: Mapping[int, Sequence[Region]]) 
 
 def in_order(regions: Sequence[Region]) -> list[Region]:
     """Regions, each after what it needs: in rounds of those that can run, by number."""
-    known = {r.number for r in regions}
-    behind: dict[int, list[Region]] = {}
-    missing: dict[int, int] = {}
-    for r in regions:
-        before = r.after & known
-        missing[r.number] = len(before)
-        for number in before:
-            behind.setdefault(number, []).append(r)
     place = {r.number: i for i, r in enumerate(regions)}
-    ready = [r for r in regions if not missing[r.number]]
+    sorter = TopologicalSorter({r.number: r.after & place.keys() for r in regions})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise InternalError("schedule.region", "Regions need one another in a circle") from error
     found: list[Region] = []
-    while ready:
-        found += ready
-        freed: list[Region] = []
-        for r in ready:
-            for other in behind.get(r.number, ()):
-                missing[other.number] -= 1
-                if not missing[other.number]:
-                    freed.append(other)
-        ready = sorted(freed, key=lambda r: place[r.number])
-    if len(found) < len(regions):
-        raise InternalError("schedule.region", "Regions need one another in a circle")
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=place.__getitem__)
+        found += [regions[place[number]] for number in ready]
+        sorter.done(*ready)
     return found
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -44,11 +45,10 @@ def find_lives(lowering: Lowering, schedule: Schedule) -> None:
     before: dict[int, Life] = {}
     while before != lives:
         before = dict(lives)
-        for a, b in frame.pairs:
-            found = [lives[x] for x in (schedule.storage(a), schedule.storage(b)) if x in lives]
-            for x in (a, b):
-                for life in found:
-                    widen(lives, schedule.storage(x), life)
+        for pair in frame.pairs:
+            for slot, other in permutations(map(schedule.storage, pair)):
+                if other in lives:
+                    widen(lives, slot, lives[other])
         for loop in frame.loops:
             for slot, (first, end) in lives.items():
                 meets = first <= loop[1] and loop[0] <= end

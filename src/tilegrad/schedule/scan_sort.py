@@ -98,18 +98,16 @@ def lower_sort(region: Region) -> Bodies:
     sheet = Sheet.of(region)
     b, e, x = sheet.b, sheet.e, low.x
     size = high(low.size)
-    dtype = x.dtype.wide
-    keys, numbers = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
-    other_keys, other_numbers = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
+    dtypes = (x.dtype.wide, int64)  # of keys, of numbers; each twice
+    arrays = [b.allocate((size,), dtype, "l1") for dtype in dtypes * 2]
     grid, (outer, inner) = sheet.programs(low.outer, low.inner)
     for k in b.each("k", 0, low.size):
         with e.scope():
-            b.store(keys, e.value(x, low.index(outer, k, inner)), (k,))
-            b.store(numbers, b.index(k), (k,))
-    arrays, descending = (keys, numbers, other_keys, other_numbers), node.attrs["descending"]
-    b.do(tile_ops.sort_rows, *arrays, low.size, size=size, descending=descending)
+            b.store(arrays[0], e.value(x, low.index(outer, k, inner)), (k,))
+            b.store(arrays[1], b.index(k), (k,))
+    b.do(tile_ops.sort_rows, *arrays, low.size, size=size, descending=node.attrs["descending"])
     for k in b.each("k", 0, low.size):
         for v, memory in sheet.outputs.items():
-            value = b.load(keys if v.attrs["index"] == 0 else numbers, (k,))
+            value = b.load(arrays[v.attrs["index"]], (k,))
             e.store(memory, value, low.offset(low.index(outer, k, inner)))
     return [sheet.end(grid)]

@@ -66,21 +66,13 @@ def _is_small(kernel: Kernel) -> bool:
     body = step.body
     if len(body.grid) != 1 or not isinstance(body.grid[0], int) or body.grid[0] > MOST_PROGRAMS:
         return False
-    if any(high(v.size) > MOST_ELEMENTS for v in kernel.region[1]):
-        return False
-    if _may_vanish(kernel):
-        return False
-    return not body.block.find(*OTHERS)
-
-
-def _may_vanish(kernel: Kernel) -> bool:
-    """Whether a Kernel only gives a value another shape: `in_place` may leave no launch of it."""
     reads, stored = kernel.region
-    return (
-        len(reads) == len(stored) == 1
-        and only_moves(stored[0], reads[0])
-        and reads[0].size == stored[0].size
-    )
+    if any(high(v.size) > MOST_ELEMENTS for v in stored):
+        return False
+    if len(reads) == len(stored) == 1 and reads[0].size == stored[0].size:
+        if only_moves(stored[0], reads[0]):
+            return False  # another shape of a value: `take_over` may leave no launch of it
+    return not body.block.find(*OTHERS)
 
 
 def _apart(run: Sequence[Kernel], kernel: Kernel, schedule: Schedule) -> bool:
@@ -106,8 +98,7 @@ def _joined(run: Sequence[Kernel]) -> Kernel:
     joined = Kernel(body.name, "loops", (reads, stored))
     joined.key = body.name if all(kernel.key for kernel in run) else ""
     joined.notes["verdict"] = run[0].notes.get("verdict")
-    for kernel in run:
-        joined.flops, joined.bytes = joined.flops + kernel.flops, joined.bytes + kernel.bytes
+    joined.flops, joined.bytes = sum(k.flops for k in run), sum(k.bytes for k in run)
     joined.steps.append(Launch(body, tuple(slot for s in steps for slot in s.slots)))
     return joined
 

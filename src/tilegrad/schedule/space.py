@@ -7,7 +7,7 @@ where there is such an axis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -64,6 +64,11 @@ def fitting(lanes: int, size: Size) -> int:
     while lanes > 1 and lanes >= 2 * high(size):
         lanes //= 2
     return lanes
+
+
+def lines_in(shapes: Iterable[Sequence[Size]]) -> list[Size]:
+    """Neighbouring elements that the last axes of shapes have: of one axis, of two, ..."""
+    return [size for shape in shapes for size in accumulate(reversed(shape), multiply)]
 
 
 class Space:
@@ -157,8 +162,7 @@ class Space:
         else:
             extent = region.row_count
             shapes = [v.shape for v in self.reduces]
-        sizes = [size for shape in shapes for size in accumulate(reversed(shape), multiply)]
-        candidates = dict.fromkeys(size for size in (extent, *sizes) if size != 1)
+        candidates = dict.fromkeys(size for size in (extent, *lines_in(shapes)) if size != 1)
         exact = sorted((c for c in candidates if isinstance(c, int)), reverse=True)
         others = [c for c in candidates if not isinstance(c, int) and c is not extent]
         return extent, [extent, *others, *exact]
@@ -237,7 +241,7 @@ class Space:
             many = 4
         if self.reduces and self.order == "row" and invariant():
             widest = 8  # whatever else is computed in the same loop
-        return fitting(max(1, self.target.vector_bytes // widest) * many, inner)
+        return fitting(self.target.vector_bytes // widest * many, inner)
 
     def _inlined(self) -> list[Node]:
         def read(node: Node) -> bool:

@@ -16,7 +16,7 @@ from ..ir.node import Node, needs
 from ..ir.types import Tuple
 from .lowering import Lowering
 from .region import Region, bit, in_order, need
-from .schedule import Copy, Slot
+from .schedule import Copy
 
 
 def order_updates(lowering: Lowering) -> None:
@@ -78,19 +78,6 @@ def shares_slot(lowering: Lowering, node: Node) -> bool:
     return False
 
 
-def hold(lowering: Lowering, slot: Slot, writer: Node, number: int, state: Node) -> list[Any]:
-    """Let a Slot hold a state that is about to be written: in place, or by a copy."""
-    if state not in lowering.slot_of or slot.number == lowering.slot_of[state]:
-        return []
-    source = lowering.slots[lowering.slot_of[state]]
-    if (writer, number) not in lowering.in_place:
-        return [Copy((source.number, slot.number))]
-    if slot.kind == "output" and source.kind == "scratch":
-        source.kind = "output" if source.alias is None else source.kind
-    slot.alias = source.number
-    return []
-
-
 def hold_states(
     lowering: Lowering, writer: Node, stored: Sequence[Node]
 ) -> tuple[dict[int, int], list[Any]]:
@@ -100,11 +87,17 @@ def hold_states(
     wanted = {found[1]: v for v in stored if (found := state_behind(v)) is not None}
     for argument, number, state in states_of(writer):
         after = wanted.get(number)  # None: nobody reads the state that is left
-        slot = (
-            lowering.new_slot(state.type, "scratch") if after is None else lowering.slot_of[after]
-        )
-        steps += hold(lowering, lowering.slots[slot], writer, number, state)
-        held[argument] = slot
+        at = lowering.new_slot(state.type, "scratch") if after is None else lowering.slot_of[after]
+        held[argument], source_at = at, lowering.slot_of.get(state, at)
+        slot, source = lowering.slots[at], lowering.slots[source_at]
+        if source is slot:
+            continue
+        if (writer, number) not in lowering.in_place:
+            steps.append(Copy((source_at, at)))
+            continue
+        if slot.kind == "output" and source.kind == "scratch" and source.alias is None:
+            source.kind = "output"
+        slot.alias = source_at
     return held, steps
 
 

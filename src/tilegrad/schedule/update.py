@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..core.dtype import int64
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, round_up
 from ..ir.types import product
@@ -76,8 +75,7 @@ class Update:
         exact = self.exact(node, index)
         if exact is not None:
             return exact
-        value = self.b.cast(self.e.value(node, index), int64)
-        return self.e.atom("at", value, -(1 << 40), 1 << 40)
+        return self.e.place(self.e.value(node, index))
 
     def positions(self, number: Size) -> tuple[dict[int, Size], Node | None]:
         """Where index number `number` points, by axis, and whether that is inside."""
@@ -94,6 +92,11 @@ class Update:
     def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""
         return x if self.mode == "set" else self.b.apply(COMBINE.get(self.mode, self.mode), old, x)
+
+    def old(self, offset: Size) -> Node:
+        """What the state holds, as values are computed."""
+        found = self.e._load(self.sheet.others["state"], offset)
+        return self.b.cast(found, self.value.dtype.wide)
 
     def read(self, number: Size, inner: Index) -> Node:
         """The value to write."""
@@ -138,8 +141,8 @@ class VectorUpdate(Update):
         order is free)."""
         given = [*parameters.reads(self.reads), parameters.state(self.state)]
         self.sheet = Sheet(self.name, given)
-        self.b, self.e, self.memory = self.sheet.b, self.sheet.e, self.sheet.others["state"]
-        lanes = fitting(max(1, self.target.vector_bytes // 4), self.rest)
+        self.b, self.e = self.sheet.b, self.sheet.e
+        lanes = fitting(self.target.vector_bytes // 4, self.rest)
         block = max(lanes, min(BLOCK, ceil_divide(high(self.rest), 4)))
         block = round_up(block, lanes)
         blocks = ceil_divide(self.rest, block)
@@ -162,8 +165,8 @@ class VectorUpdate(Update):
             inner = unravel(lane, self.value.shape[self.rank :])
             x, offset = self.read(i, inner), self.offset(positions, inner)
             if self.mode != "set":
-                x = self.combine(self.b.cast(self.e._load(self.memory, offset), x.dtype), x)
-            self.e.store(self.memory, x, offset)
+                x = self.combine(self.old(offset), x)
+            self.e.store(self.sheet.others["state"], x, offset)
 
         def all_lanes() -> None:
             if lanes == 1 and high(self.rest) == 1:

@@ -224,7 +224,7 @@ class BodyBuilder:
             return self.bitcast(self.cast(x, uint8), dtype)
         return self.cast(self.bitcast(x, uint8), bool_)
 
-    def logical_and(self, a: Node | None, b: Node | None) -> Node | None:
+    def logical_and(self, a: Node | None, b: Node | None) -> Any:
         """Both masks; None is true."""
         if a is None or b is None:
             return a if b is None else b
@@ -263,7 +263,7 @@ class BodyBuilder:
 
     def part(self, x: Node, start: Shape, shape: Shape) -> Node:
         """A rectangle of a tile, from the index `start` on."""
-        return self.add(ops.part(x, start=start, shape=shape))
+        return x if x.shape == shape else self.add(ops.part(x, start=start, shape=shape))
 
     def turned(self, rows: Sequence[Node]) -> Node:
         """A matrix whose columns are these."""

@@ -35,7 +35,7 @@ CACHE_RATE = 1.15e13  # bytes/s out of the L2 cache
 INGRESS_RATE = 1.12e11  # bytes/s into one multiprocessor
 MEMORY_SECONDS = 1.7e-6  # from asking for bytes of a busy memory to having them
 START_SECONDS = 3.0e-6  # launch, first copies, last stores
-DEPENDENT_GAIN = 1.2e-6  # what beginning before the launch before has ended saves
+EARLY_GAIN = 1.2e-6  # what the next launch saves that may begin before this one has ended
 SPLIT_SECONDS, EXCHANGE_RATE = 1e-7, 1.2e10  # of exchanging parts, and bytes/s of it
 CLUSTER_SECONDS = 6e-7  # programs of a cluster start and end together
 NOT_SHARED = 1.015  # products of many tiles run so much longer where neighbours do not share
@@ -143,7 +143,7 @@ def few_tokens(x: Operands, target: Target) -> Plans:
             continue
         programs = tiles * split if split > 1 else min(cores, tiles)
         tile, early = (rows, wide, depth), tiles <= cores
-        yield WidePlan(tile, 24, programs, 1, staged, split=split, dependent=True, early=early)
+        yield WidePlan(tile, 24, programs, 1, staged, split=split, early=early)
 
 
 def fitted_widths(x: Operands, target: Target) -> Plans:
@@ -184,7 +184,7 @@ def fitted_width(
         staged = max(32, staged_of(x, staged, columns)) if columns % 32 == 0 else staged
         programs = ceil_divide(tiles, rounds) * split * cluster
         tile, group = (tm, tn, depth), group_of(x)
-        yield WidePlan(tile, 24, programs, group, staged, cluster, split=split, dependent=True)
+        yield WidePlan(tile, 24, programs, group, staged, cluster, split=split)
         return
 
 
@@ -223,7 +223,7 @@ def many_tokens(x: Operands, target: Target) -> Plans:
         clusters = tiles if split > 1 else min(limit, ceil_divide(tiles, ceil_divide(tiles, limit)))
         at_once = x.gated and split == 1 and columns * x.result.size <= 256  # as two of 64 take
         programs, together = clusters * cluster * split, columns // staged if at_once else 1
-        order = group_of(x), staged, cluster, across, split, True
+        order = group_of(x), staged, cluster, across, split
         yield WidePlan(tile, 8, programs, *order, together=together)
 
 
@@ -314,7 +314,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     beyond = 0 if turned or fits else boxes * FEW_BEYOND
     seconds = max(seconds, through / CACHE_RATE, into / FEW_INGRESS, product, beyond) + FEW_START
     seconds += rounds * 64 * own.span(plan.tile)[1] * FEW_PIECE + m * FEW_TOKEN
-    seconds += 0 if plan.dependent and plan.early else FEW_LATE
+    seconds += 0 if plan.early else FEW_LATE
     seconds += FEW_EMPTY * (1 - tokens / tm) if x.gated and size == 1 and not turned else 0
     seconds += tm * tn * 4 / FEW_EXCHANGE if plan.split > 1 else 0
     return seconds + (FEW_CLUSTER if plan.cluster > 1 else 0)
@@ -338,7 +338,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     memory = once / min(target.peak_bytes() * READ_SHARE, limit)
     out = 64 * columns * PIECE_SECONDS
     seconds = max(rounds * (tile + out), through, memory)
-    seconds += START_SECONDS - (DEPENDENT_GAIN if plan.dependent and plan.early else 0)
+    seconds += START_SECONDS - (EARLY_GAIN if plan.early else 0)
     if plan.split > 1:
         seconds += SPLIT_SECONDS + tm * tn * 4 / EXCHANGE_RATE
     seconds += TURNED_SECONDS if turned and m > 64 else 0

@@ -37,7 +37,6 @@ class WidePlan:
     cluster: int = 1  # programs with neighbouring tiles that share what they read
     across: bool = False  # neighbours along n, who share a; else along m, who share b
     split: int = 1  # programs that share a tile, each with a part of k; one tile each
-    dependent: bool = False  # waits for the launch before it by itself
     early: bool = True  # lets the next launch begin at its own start, not at its end
     together: int = 1  # pieces of the result that are staged at once
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from ...core.dtype import DType
 from ...core.errors import UserError
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, power_of_two
 from ..plan_table import PlanTable, Record, plans
 from .plan import in_spans, ranked, shared_bytes, tiles_of, transposed
 from .shape import Choice, Operands, WidePlan, why_not
@@ -62,18 +62,14 @@ def to_record(plan: WidePlan, turned: bool) -> dict[str, Any]:
 def from_record(record: Record) -> tuple[WidePlan, bool]:
     """The Plan that `to_record` wrote, and whether operands are turned."""
     values = dict(record)
+    values.pop("dependent", None)  # of older tables: every Plan is
     turned, tile = values.pop("turned"), tuple(values.pop("tile"))
     kinds = {f.name: type(f.default) for f in dataclasses.fields(WidePlan)}
     wrong = [n for n, v in values.items() if type(v) is not kinds.get(n)]
-    wrong += [n for n, v in values.items() if kinds.get(n) is int and n not in wrong and v < 1]
+    wrong = wrong or [n for n, v in values.items() if v is not False and v < 1]
     if wrong or len(tile) != 3 or not all(type(s) is int and s > 0 for s in tile):
         raise UserError("not the Plan of a matmul", op="plans", got=dict(record))
     return WidePlan(cast("tuple[int, int, int]", tile), **values), bool(turned)
-
-
-def bucket(m: int) -> int:
-    """The power of two whose Plan serves m rows."""
-    return 1 << max(0, m - 1).bit_length()
 
 
 def tuned(
@@ -108,7 +104,7 @@ def _keys(x: Operands, target: Target, epilogue: str) -> Iterator[tuple[str, int
     """Keys to ask for, the nearest first, with the m that they were measured at."""
     own, m = machine_name(target), high(x.m)
     for machine in dict.fromkeys((own, SAME_MACHINE.get(own, own))):
-        for size in dict.fromkeys((m, bucket(m))):
+        for size in dict.fromkeys((m, power_of_two(m))):
             for kind in dict.fromkeys((epilogue, PLAIN)):
                 yield problem_key(x, machine, kind, size), size
 

@@ -34,7 +34,7 @@ from ...core.dtype import bfloat16
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import ceil_divide, high, low, modulo, multiply
+from ...ir.symbol import ceil_divide, high, low
 from ...tile.build import Body, BodyBuilder
 from .shape import Choice, Epilogue, Operands, box, of_batch, side, swizzle_of, tile_at
 
@@ -270,8 +270,8 @@ def applies(x: Operands) -> bool:
     """Whether rows of both operands and of the result end with a piece of 16 bytes."""
     each = 16 // x.dtype.size
     dense = (x.k if x.a_along_k else x.m, x.k if x.b_along_k else x.n)
-    whole = all(modulo(size, each) == 0 for size in dense)
-    return whole and not x.turned and modulo(multiply(x.n, x.result.size), 16) == 0
+    whole = all(size % each == 0 for size in dense)
+    return whole and not x.turned and x.n * x.result.size % 16 == 0
 
 
 def ranked_threads(x: Operands, target: Target) -> list[Choice[ThreadPlan]]:

@@ -161,7 +161,7 @@ class WideMatmul(Moving):
     @tile.function
     def producer(self) -> None:
         """Fill the ring, tile by tile; the first steps may have come before."""
-        early = self.begin_early() if self.plan.dependent else 0
+        early = self.begin_early()
         self.count()
         for count in tile.range(self.mine):
             where = self.corner(self.program + count * self.clusters)
@@ -181,9 +181,8 @@ class WideMatmul(Moving):
         """Multiply 64 rows of every tile, and write them out."""
         plan = self.plan
         self.clear(own)
-        if plan.dependent:
-            tile.grid_dependency_wait()
-        if plan.dependent and plan.early:
+        tile.grid_dependency_wait()
+        if plan.early:
             tile.grid_launch_dependents()
         self.count()
         self.begin(own)
@@ -192,7 +191,7 @@ class WideMatmul(Moving):
         for count in tile.range(self.mine):
             self.multiply(own, count, totals)
             self.write(own, count, totals)
-        if plan.dependent and not plan.early:
+        if not plan.early:
             tile.grid_launch_dependents()
         tile.wait_copies(0)
 

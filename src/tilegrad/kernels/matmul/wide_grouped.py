@@ -24,6 +24,7 @@ from ...core.target import Target
 from ..grouped import block_at, listed
 from .joint import JointMatmul
 from .plan import START_SECONDS, most_stages, transposed
+from .ring import Moving
 from .shape import Choice, Operands, WidePlan, box, positions
 from .wide import WideMatmul
 
@@ -33,15 +34,12 @@ WIDE_BLOCK = 64  # rows of a block from which on tiles have more rows of the wei
 TILE = 128  # rows of a tile, of all weights; rings are more than half of a core's shared memory
 
 
-class Grouping:
+class Grouping(Moving):
     """What a wide matmul of groups does in its own way; comes before the class that it changes."""
 
     blocks: Any  # the list
     sources: Sequence[Any] = ()  # the row of the input that each row is, where it is not itself
     last: Any  # the row after the last of the block that was asked for
-
-    def __getattr__(self, name: str) -> Any:  # what WideMatmul sets
-        raise AttributeError(name)
 
     def begin_early(self) -> int:
         """Nothing is read before the list is there."""
@@ -72,7 +70,7 @@ class Grouping:
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """A block of rows."""
         if not self.sources:
-            super().fill_right(stage, where, step, number)  # type: ignore[misc]
+            super().fill_right(stage, where, step, number)
             return
         place, column = self.right[stage], self.along_k(step)
         source = box(self.weight, (0, column), (1, place.shape[1]))
@@ -109,7 +107,7 @@ def choose_grouped(x: Operands, target: Target) -> Choice[WidePlan]:
     rows = max(TILE, 64 * parts) if x.block < WIDE_BLOCK else TILE * parts
     staged = min(64, x.block)
     tile = (rows, x.block, 128 // x.dtype.size)
-    plan = WidePlan(tile, MOST_STAGES, target.cores, staged=staged, dependent=True)
+    plan = WidePlan(tile, MOST_STAGES, target.cores, staged=staged)
     plan = replace(plan, stages=most_stages(x, plan, target))
     m, n, k, used = x.most
     flops = 2 * max(n, min(used, n) * x.block // 2) * m * k * parts

@@ -114,9 +114,7 @@ def plans(x: Operands, target: Target) -> Iterator[WidePlan]:
     for rows in (64, 128):
         for cluster in (1, 2) if rows == 128 and m >= SHARED else (1,):
             tile = (rows, wide, depth_of(x.dtype))
-            plan = WidePlan(
-                tile, MOST_STAGES, staged=min(64, wide), cluster=cluster, dependent=True
-            )
+            plan = WidePlan(tile, MOST_STAGES, staged=min(64, wide), cluster=cluster)
             tiles, limit = tiles_of(x, plan, True), target.cores // cluster
             limit = limit // 8 * 8 if cluster > 1 and limit >= 8 else limit  # leaves power
             clusters = min(limit, ceil_divide(tiles, ceil_divide(tiles, limit)))

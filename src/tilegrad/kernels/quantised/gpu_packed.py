@@ -153,7 +153,6 @@ def _plan(
         1,
         staged,
         split=split,
-        dependent=True,
         early=programs <= target.cores,
         ways=ways,
     )

@@ -16,9 +16,8 @@ from itertools import islice
 from ...core.dtype import float32
 from ...graph import ops
 from ...ir.node import Node, walk
-from ...ir.symbol import Expr
 from ...tile.build import BodyBuilder
-from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, walk_down
+from ..access import MOVEMENT, Index
 from ..evaluate import Evaluator
 
 LOG2_E = 1.4426950408889634
@@ -43,16 +42,6 @@ def _is_largest(node: Node) -> bool:
         return current.inputs[1:] if current.op is ops.where else ()
 
     return any(n.op is ops.max_ for n in islice(walk([node], step), CHOICES))
-
-
-def known_below(e: Evaluator, node: Node, index: Index) -> Node | None:
-    """A value found before, seen through movements."""
-
-    def step(node: Node, index: Index) -> Sequence[Place]:
-        return below(node, index, guarded=False) if node.op in MOVEMENT else ()
-
-    found = (e.known(*place) for place in walk_down([(node, index)], step))
-    return next((value for value in found if value is not None), None)
 
 
 class ExponentEvaluator(Evaluator):
@@ -108,17 +97,3 @@ class ExponentEvaluator(Evaluator):
             and below_largest(node)
             and node.inputs[0] not in self.memories
         )
-
-    def hoist(self, node: Node, index: Index, inner: Sequence[Expr]) -> None:
-        """What does not depend on the inner atoms, and of exponentials what follows from it."""
-        super().hoist(node, index, inner)
-
-        def step(current: Node) -> Sequence[Node]:
-            inside = current not in self.memories and current.op.category in ELEMENTWISE
-            return current.inputs if inside else ()
-
-        for current in walk([node], step):
-            if self._shifted(current) and current.shape == node.shape:
-                shift = known_below(self, current.inputs[0].inputs[1], index)
-                if shift is not None and not shift.shape and shift.dtype is float32:
-                    self.exponent(shift)

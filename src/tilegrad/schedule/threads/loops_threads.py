@@ -12,8 +12,7 @@ from collections.abc import Container, Sequence
 
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
-from ...ir.types import product
+from ...ir.symbol import Size, ceil_divide, high, power_of_two
 from ..access import MOVEMENT, Condition, Index, Place, atom_of, below, joined, moved, walk_down
 from ..family import Bodies
 from ..region import Region
@@ -59,13 +58,12 @@ class FlatTiles(ThreadPart):
         many, lanes = self.flat_tile(rows, inner)
         pieces = self.pieces()
         if pieces > 1:
-            inner = floor_divide(inner, pieces)
+            inner = inner // pieces
             many, lanes = self.cut_tile(many * lanes // pieces, rows, inner)
             self.each //= pieces
-        middle = space.middle_of(rows, many, lanes)
-        many = min(many, power_of_two(high(middle)))
+        middle, many = space.middle_of(rows, many, lanes)
         row_blocks, blocks = ceil_divide(middle, many), ceil_divide(inner, lanes)
-        sizes = (floor_divide(rows, middle), row_blocks, blocks)
+        sizes = (rows // middle, row_blocks, blocks)
         grid, (outer, row_block, block) = self.sheet.programs(*sizes)
         row, base = row_block * many, block * lanes
 
@@ -75,9 +73,7 @@ class FlatTiles(ThreadPart):
                 self.write_all(outer * middle + at, *columns)
             return []
 
-        fits = (
-            high(inner) <= lanes or modulo(inner, 16) == 0
-        )  # vectors are in or out: no mask costs
+        fits = high(inner) <= lanes or inner % 16 == 0  # vectors are in or out: no mask costs
         if many == 1 and not fits:
             stop = base + lanes
             self.b.branch(self.b.less_equal(stop, inner), lambda: write(True), lambda: write(False))
@@ -88,7 +84,7 @@ class FlatTiles(ThreadPart):
     def flat_tile(self, rows: Size, inner: Size) -> tuple[int, int]:
         """(rows, lanes) of a program's tile; sets how many elements a thread has."""
         vector, total = self.space.vector(), high(rows * inner)
-        sizes = [high(product(n.shape)) for n in self.space.reads]
+        sizes = [high(n.size) for n in self.space.reads]
         reads, whole = (sum(1 for s in sizes if s > least) for least in (vector, total // 2))
         self.each = min(32, vector * (4 if reads <= 1 else 2 if reads <= 3 and whole <= 1 else 1))
         while self.each > 1 and self.each * self.space.instructions() > UNROLLED:

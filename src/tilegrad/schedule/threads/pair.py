@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum, power_of_two
-from ...ir.types import product
 from ...tile.numeric import COMBINE
 from ..access import Place, atom_of, depends, offset_of
 from ..family import Bodies, Made
@@ -56,7 +55,7 @@ def pair_up(lowering: Lowering) -> None:
             continue
         for at, region in enumerate(found):
             first = region.first if isinstance(region, Pair) else region
-            shared = any(product(n.shape) == first.total for n in first.reads & second.reads)
+            shared = any(n.size == first.total for n in first.reads & second.reads)
             if not second.needs >> first.number & 1 and not shared:
                 continue
             joined = _with(region.second, second) if isinstance(region, Pair) else second
@@ -71,11 +70,9 @@ def pair_up(lowering: Lowering) -> None:
 
 
 def _with(one: Region, other: Region) -> Region:
-    """Two Regions by columns as one."""
-    if (one.total, one.rows) != (other.total, other.rows):
-        return replace(one, kind="apart")
+    """Two Regions by columns as one, the first of which is known to fit."""
     return replace(
-        one,
+        other,
         values=[*one.values, *other.values],
         needs=one.needs | other.needs,
         after=one.after | other.after,
@@ -88,19 +85,19 @@ def _join(
     first: Region, second: Region, regions: Sequence[Region], results: Sequence[Node]
 ) -> Pair:
     """One Kernel; what only the columns read of the rows is not stored."""
-    wanted = set(results)
-    own = {*first.values, *second.values}
+    wanted, values = set(results), [*first.values, *second.values]
     for r in regions:
-        if not own & set(r.values):
+        if not set(values) & set(r.values):
             wanted |= r.reads
     first.stored = [v for v in first.stored if v in wanted]
-    together = {
-        "kind": "pair",
-        "values": [*first.values, *second.values],
-        "stored": [*first.stored, *second.stored],
-        "reads": first.reads | second.reads,
-    }
-    return Pair(**{**vars(first), **together}, first=first, second=second)
+    together = replace(
+        first,
+        kind="pair",
+        values=values,
+        stored=[*first.stored, *second.stored],
+        reads=first.reads | second.reads,
+    )
+    return Pair(**vars(together), first=first, second=second)
 
 
 def _fits(first: Region, second: Region, values: set[Node]) -> bool:
@@ -129,7 +126,7 @@ def reductions(region: Region) -> list[Node]:
 
 def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> bool:
     """Whether a reduction by columns reads what the rows hold at its own element only."""
-    if product(reduce.shape) != first.columns:
+    if reduce.size != first.columns:
         return False
     row = atom_of("row", first.row_count)
     lane = atom_of("lane", first.columns)
@@ -140,7 +137,7 @@ def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> 
         if node in inside:
             if index is None or own_index(node, row, lane, first) != index:
                 return False
-        elif index is not None and product(node.shape) == first.total:
+        elif index is not None and node.size == first.total:
             if coefficient(offset_of(node, index), lane) != 1:
                 return False
     return True
@@ -158,9 +155,8 @@ def lower_pair(pair: Pair) -> Bodies:
     each = EACH if len(space.reduces) < 3 else MANY
     warps = space.warps_for(lanes, each)
     resident = max(1, BUSY // (warps * WARP * each))  # programs of a core, within its registers
-    programs = resident * max(1, pair.target.cores)
-    programs = max(1, min(programs, high(rows) // 8))
-    sheet = space.sheet(pair.name, after=parts_of(sums, programs * columns, "result"))
+    programs = max(1, min(resident * pair.target.cores, high(rows) // 8))
+    sheet = space.sheet(pair.name, parts_of(sums, programs * columns, "result"))
     PairRows(space, sheet, sums).over_rows(rows, columns, lanes, programs)
     first = sheet.end(programs, warps=warps, resident=resident)
     apart = {*pair.first.values, *pair.second.values}  # the columns read these, and their sums
@@ -208,7 +204,7 @@ class PairRows(HeldRows):
     def first_reads(self, row: Size, lane: Size) -> list[Place]:
         """Full rows that are read at a row, in a fixed order: they are asked for ahead."""
         found = self.reads_at(row, lane)
-        return [(n, i) for n, i in found if product(n.shape) == self.space.region.total][:3]
+        return [(n, i) for n, i in found if n.size == self.space.region.total][:3]
 
     def starts_at(self, row: Size, lane: Size) -> list[Place]:
         """What the columns add is evaluated too."""

@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from ...core.config import invariant
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, power_of_two
-from ...ir.types import product
+from ...ir.symbol import Size, ceil_divide, high, minimum, power_of_two
 from ...tile.numeric import identity
 from ..access import Place, unravel
 from ..family import Bodies, Made
-from ..lines import Accumulators, Reductions, Sweep, blocked, shared_out
+from ..lines import Accumulators, Reductions, Sweep
 from ..space import KINDS, reduce_index
-from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
+from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads
 from .stream import StreamedRows, plan_stream
 from .sweep import WARPS, Kept, Sweeper, lanes_of, swept
 from .tiles import ThreadSheet
@@ -63,10 +62,9 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     few = high(rows) <= space.target.cores  # threads wait for one another more than for work
     each = EACH << few if space.many_reads() <= 3 and not invariant() else EACH // 2
     many = rows_held(space, high(rows), lanes, each)
-    middle = space.middle_of(rows, many, lanes)
-    many = min(many, power_of_two(high(middle)))
+    middle, many = space.middle_of(rows, many, lanes)
     blocks = ceil_divide(middle, many)
-    grid, (outer, block) = sheet.programs(floor_divide(rows, middle), blocks)
+    grid, (outer, block) = sheet.programs(rows // middle, blocks)
     with sheet.e.tile(block * many, many, middle, 0, lanes, columns) as (at, lane):
         row, tile = outer * middle + at, HeldRows(space, sheet)
         tile.load_first(row, lane)
@@ -101,7 +99,7 @@ class HeldRows(ThreadPart):
             return
         region, found = self.space.region, self.reads_at(row, lane)
         for node, index in sorted(found, key=lambda place: place[0] not in region.constants):
-            if node in region.constants or product(node.shape) in (region.total, region.rows):
+            if node in region.constants or node.size in (region.total, region.rows):
                 self.e.value(node, index)
 
     def reads_at(self, row: Size, lane: Size) -> list[Place]:
@@ -114,36 +112,27 @@ class HeldRows(ThreadPart):
         return space.expressions_at(space.reduces, space.region.stored, row, lane)
 
     def reduce_stages(self, row: Size, lane: Size) -> None:
-        """All reductions, a stage after the other."""
-        sums = Accumulators(self.b, self.space.region.columns != 0)
+        """All reductions, a stage after the other; sums and the like of a stage side by side:
+        threads may meet once for all of them."""
+        sums, last = Accumulators(self.b, self.space.region.columns != 0), len(self.e.full) - 1
         for stage in range(1, self.space.stages() + 1):
             found = self.space.at_stage(stage)
             values = [(v, self.e.value(v.inputs[0], reduce_index(v, row, lane))) for v in found]
-            self.bind_totals(row, [(v, x) for v, x in values if v.op is not ops.argmax])
+            filled = [(v, self.filled(v, x)) for v, x in values if v.op is not ops.argmax]
+            totals = [(v, sums.total(v, x, last)) for v, x in filled]
+            for v, total in totals:
+                total = self.e.column(total) if len(total.shape) == 1 else total
+                self.e.bind(v, unravel(row, v.shape), self.e.settled(total, v))
             for v, x in values:
                 if v.op is ops.argmax:
                     x, place = (self.b.broadcast(i, self.e.full) for i in (x, self.b.index(lane)))
-                    best = sums.first_largest(x, place, self.e.inside(), len(self.e.full) - 1)
+                    best = sums.first_largest(x, place, self.e.inside(), last)
                     self.e.bind(v, unravel(row, v.shape), best)
-
-    def bind_totals(self, row: Size, values: Sequence[tuple[Node, Node]]) -> None:
-        """Sums and the like of tiles, side by side: threads may meet once for all of them."""
-        filled = [(v, self.filled(v, x)) for v, x in values]
-        totals = [(v, self.along(x, KINDS[v.op])) for v, x in filled]
-        for v, total in totals:
-            total = self.e.column(total) if len(total.shape) == 1 else total
-            self.e.bind(v, unravel(row, v.shape), self.e.settled(total, v))
 
     def filled(self, node: Node, x: Node) -> Node:
         """A whole tile in which what is outside changes nothing."""
         x = self.b.broadcast(x, self.e.full)
         return self.b.where(self.e.inside(), x, identity(KINDS[node.op], x.dtype))
-
-    def along(self, x: Node, kind: str) -> Node:
-        """One axis of a tile reduced: the last one."""
-        if not x.shape or (self.e.row is not None and self.e.lane is None):
-            return x  # (rows, 1): nothing to add up
-        return self.b.reduce(x, len(x.shape) - 1, kind)
 
 
 # ---- split --------------------------------------------------------------------------------------
@@ -169,27 +158,14 @@ def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
     stop = minimum(start + length, columns)
     sweep, sweeper = Sweep(space, row, columns, space.reduces), Sweeper(space, sheet, WARPS, Kept())
     sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
-    sheet.store_parts(space.reduces, row, row * parts + part)
-    return [sheet.end(grid, warps=WARPS), last_parts(space, rows, parts)]
+    sheet.store_parts(space.reduces, row, part * rows + row)
+    return [sheet.end(grid, warps=WARPS), sum_parts(space, rows, parts)]
 
 
 def in_parts(count: Size, parts: int, unit: int) -> tuple[int, int]:
     """How long parts are, a multiple of a unit, and how many of about so many there are then."""
     length = -(-high(count) // (parts * unit)) * unit
     return length, -(-high(count) // max(1, length))
-
-
-def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
-    """The parts of a row combined, and what follows from them."""
-    sheet = space.whole_sheet(rows * parts)
-    e, row = sheet.e, sheet.b.program(0, rows)
-    lanes = power_of_two(parts)
-    with e.vector(0, lanes, parts) as lane:
-        at, tile = row * parts + lane, HeldRows(space, sheet)
-        partials = zip(space.reduces, sheet.others.values())
-        tile.bind_totals(row, [(v, e._load(place, at)) for v, place in partials])
-        tile.row_results(row, 1)
-    return sheet.end(rows, warps=space.warps_for(lanes, 4))
 
 
 # ---- by columns ----------------------------------------------------------------------------------
@@ -201,8 +177,8 @@ def by_columns(space: ThreadSpace) -> Bodies:
     """One launch, or parts and a launch that adds them."""
     results, count = space.region.row_count, space.region.columns
     block = min(power_of_two(high(space.inner)), max(32, 2 * LINE * space.vector() // 16))
-    deep = max(1, min(8 * WARP * EACH // block, power_of_two(high(count))))
-    programs = high(floor_divide(results, space.inner)) * -(-high(space.inner) // block)
+    deep = max(2, min(8 * WARP * EACH // block, power_of_two(high(count))))
+    programs = high(results // space.inner) * -(-high(space.inner) // block)
     parts = 1
     if space.in_one_stage():
         most = high(count) // (4 * deep)
@@ -218,15 +194,17 @@ def by_columns(space: ThreadSpace) -> Bodies:
 
 
 def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
-    """Partial results added up: a block of results a program, all parts as one tile."""
-    sheet = space.whole_sheet(results * parts)
-    b, e = sheet.b, sheet.e
-    block, deep = min(32, power_of_two(high(results))), min(power_of_two(parts), 64)
+    """Partial results of rows or columns combined, and what follows from them: a block of results
+    a program, parts tile by tile."""
+    left = parts_of(space.reduces, results * parts, "value")
+    sheet = space.sheet(f"{space.name}_whole", left)
+    b, e, block = sheet.b, sheet.e, min(32, power_of_two(high(results)))
+    deep = min(power_of_two(parts), max(64, 1024 // block))
     columns = Columns(space, sheet, block, deep)
     grid = ceil_divide(results, block)
     base = b.program(0, grid) * block
     with e.vector(base, block, results) as lane:
-        totals = columns.sums.starts(space.reduces, columns.tile_shape())
+        totals = columns.sums.starts(space.reduces, (deep, block))
         for at, whole in b.steps("part", 0, parts, deep, totals):
             # only what is left is masked: other loads do not wait on each other
             size = at + deep if whole else parts
@@ -252,7 +230,7 @@ class Columns(Reductions, ThreadPart):
         space, count = self.space, self.space.region.columns
         results, inner = space.region.row_count, space.inner
         blocks = ceil_divide(inner, self.block)
-        sizes = (floor_divide(results, inner), blocks, parts)
+        sizes = (results // inner, blocks, parts)
         grid, (outer, block, part) = self.sheet.programs(*sizes)
         base = block * self.block
         start: Size = part * length
@@ -273,33 +251,25 @@ class Columns(Reductions, ThreadPart):
         """Take the reduced elements from start to stop and bind what the reductions gave."""
         b, e, inner, deep = self.b, self.e, self.space.inner, self.lanes
         span = stop - start
-        middle = start + floor_divide(span, deep) * deep
+        middle = start + span // deep * deep
 
         def take(at: Size, size: Size, carried: list[Node]) -> list[Node]:
             with e.tile(at, deep, size, base, self.block, inner) as (column, lane):
                 return self.feed(reduces, outer * inner + lane, column, carried)
 
-        fresh = self.sums.starts(reduces, self.tile_shape())
+        fresh = self.sums.starts(reduces, (deep, self.block))
         values = list(fresh)
-        for _, first, last in self.over_lines(blocked(reduces), fresh, 1, (start, middle), values):
+        for _, first, last in self.over_lines(reduces, fresh, 1, (start, middle), values):
             for i in b.each("column", first, last, deep, values, 2):
                 values[:] = take(i, i + deep, values)
-        if modulo(span, deep) != 0:
+        if span % deep != 0:
             for i in b.each("rest", middle, stop, deep, values):
                 values[:] = take(i, stop, values)
         self.bind(reduces, row, values)
 
-    def tile_shape(self) -> tuple[int, ...]:
-        """The shape of a tile."""
-        if self.lanes > 1:
-            return (self.lanes, self.block)
-        return (self.block,) if self.block > 1 else ()
-
     def bind(self, reduces: Sequence[Node], row: Size, values: list[Node]) -> None:
         """Add up the rows of the accumulators and say what each reduction gave."""
-        alone = {v: own[-1] for v, own in shared_out(reduces, values)}
-        found = self.combined(reduces, values) if self.lanes > 1 else alone
-        for v, x in found.items():
+        for v, x in self.combined(reduces, values).items():
             if x.shape == (1,):  # a block of one result is a scalar
                 x = self.b.reshape(x, ())
             self.e.bind(v, unravel(row, v.shape), x)

@@ -18,15 +18,16 @@ results depend on shapes and the Target alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
+from ... import tile
 from ...core.dtype import DType, int32, int64
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
+from ...ir.symbol import Size, ceil_divide, high, power_of_two
 from ...ir.types import Array
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
 from ...tile.numeric import COMBINE, identity
+from ...tile.value import TileValue
 from .. import sheet as parameters
 from ..evaluate import running
 from ..family import Bodies, Made
@@ -50,7 +51,7 @@ def key_dtype(dtype: DType) -> DType:
 class Network:
     """Compare-and-exchange steps of a tile of pairs in one Body."""
 
-    def __init__(self, b: BodyBuilder, size: int, dtype: DType, descending: bool) -> None:
+    def __init__(self, b: BodyBuilder, size: int, dtype: DType, descending: bool = False) -> None:
         self.b, self.size, self.dtype, self.descending = b, size, dtype, descending
 
     def last(self) -> object:
@@ -61,17 +62,15 @@ class Network:
 
     def before(self, one: Pair, other: Pair) -> Node:
         """Where a pair comes before another."""
-        b = self.b
-        (x, at_x), (y, at_y) = one, other
-        if self.descending:
-            x, y = y, x
-        less, same = b.apply("less", x, y), b.apply("equal", x, y)
-        if self.dtype.is_float:
-            x_nan, y_nan = b.apply("not_equal", x, x), b.apply("not_equal", y, y)
-            less = b.apply("bit_or", less, b.apply("bit_and", y_nan, b.apply("bit_not", x_nan)))
-            same = b.apply("bit_or", same, b.apply("bit_and", x_nan, y_nan))
-        earlier = b.apply("less", at_x, at_y)
-        return b.apply("bit_or", less, b.apply("bit_and", same, earlier))
+        with tile.into(self.b):
+            (x, at_x), (y, at_y) = map(TileValue, one), map(TileValue, other)
+            if self.descending:
+                x, y = y, x
+            less, same = x < y, x == y
+            if self.dtype.is_float:
+                x_nan, y_nan = x != x, y != y
+                less, same = less | y_nan & ~x_nan, same | x_nan & y_nan
+            return (less | same & (at_x < at_y)).node
 
     def allocate_shared(self) -> Sequence[Node]:
         """Shared places that partners are read from."""
@@ -94,7 +93,7 @@ class Network:
         rises = b.apply("equal", b.apply("bit_and", numbers, run), 0)
         first = b.apply("equal", lower, rises)  # this place gets the earlier one
         keep = b.apply("equal", self.before(pair, other), first)
-        return [b.apply("where", keep, x, y) for x, y in zip(pair, other)]
+        return [b.where(keep, x, y) for x, y in zip(pair, other)]
 
     def numbers(self, start: Size) -> Node:
         """The places of a tile's elements in a line, from a start on."""
@@ -166,10 +165,7 @@ class ScratchSort:
 
     def chunks(self) -> Made:
         """Every chunk of a line, sorted, into scratch."""
-        pairs = [
-            replace(p, name=f"out{i}")
-            for i, p in enumerate(parameters.scratch(self.scratch, "result"))
-        ]
+        pairs = parameters.scratch(self.scratch, "result")
         sheet = ThreadSheet(f"{self.name}_chunks", [*parameters.reads(self.reads), *pairs])
         net = self.network(sheet.b, LOCAL)
         grid, place, line, start = self.chunk(sheet)
@@ -185,16 +181,15 @@ class ScratchSort:
         b, memories = sheet.b, sheet.b.parameters
         grid, (line, part) = sheet.programs(self.lines, self.padded // 2 // FAR_TILE)
         q = part * FAR_TILE
-        low = floor_divide(q, distance) * (2 * distance) + modulo(q, distance)
+        low = q // distance * (2 * distance) + q % distance
         start = line * self.padded + low
         ends = [start, start + distance]
         one, other = ([b.load(m, (at,), (FAR_TILE,)) for m in memories] for at in ends)
-        run = modulo(floor_divide(low, 1 << log_run), 2)  # the same for the whole tile
-        rises = b.broadcast(b.apply("equal", b.index(run), 0), (FAR_TILE,))
+        rises = b.apply("equal", b.index(low // (1 << log_run) % 2), 0)  # for the whole tile
         keep = b.apply("equal", self.network(b, FAR_TILE).before(one, other), rises)
         for m, x, y in zip(memories, one, other):
-            b.store(m, b.apply("where", keep, x, y), (ends[0],))
-            b.store(m, b.apply("where", keep, y, x), (ends[1],))
+            b.store(m, b.where(keep, x, y), (ends[0],))
+            b.store(m, b.where(keep, y, x), (ends[1],))
         return sheet.end(grid, warps=4)
 
     def near(self, log_run: int, last: bool) -> Made:

@@ -11,8 +11,8 @@ from collections.abc import Container, Sequence
 from ...core.config import invariant
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Size, coefficient, floor_divide, high, loop_index, modulo, power_of_two
-from ...ir.types import Array, product
+from ...ir.symbol import Size, coefficient, high, loop_index, power_of_two
+from ...ir.types import Array
 from .. import sheet as parameters
 from ..access import (
     Place,
@@ -23,7 +23,7 @@ from ..access import (
 )
 from ..cost import instructions
 from ..sheet import Parameter
-from ..space import Part, Space
+from ..space import Part, Space, lines_in
 from .tiles import ThreadSheet, TileEvaluator, Viewed
 
 WARP = 32
@@ -37,26 +37,19 @@ class ThreadSpace(Space):
     def sheet(
         self,
         name: str,
-        extra: Sequence[Parameter] = (),
+        more: Sequence[Parameter] = (),
         results: bool = True,
-        after: Sequence[Parameter] = (),
         constants: Container[Node] = (),
     ) -> ThreadSheet:
-        """A Body: reads (`constants` marked), `extra`, the Region's results, `after`."""
+        """A Body: reads (`constants` marked), the Region's results, and more."""
         stored = parameters.results(self.region.stored if results else [])
-        read = parameters.reads(self.reads, constants)
-        found = ThreadSheet(name, [*read, *extra, *stored, *after])
+        found = ThreadSheet(name, [*parameters.reads(self.reads, constants), *stored, *more])
         found.e.rounded, found.e.values = self.region.rounded, self.all_values
         return found
 
     def parts_sheet(self, reduces: Sequence[Node], size: Size) -> ThreadSheet:
         """A Body that stores so many partial results of reductions, in scratch."""
-        left = parts_of(reduces, size, "result")
-        return self.sheet(f"{self.name}_parts", results=False, after=left)
-
-    def whole_sheet(self, size: Size) -> ThreadSheet:
-        """A Body that combines them, and stores what follows."""
-        return self.sheet(f"{self.name}_whole", parts_of(self.reduces, size, "value"))
+        return self.sheet(f"{self.name}_parts", parts_of(reduces, size, "result"), results=False)
 
     def in_one_stage(self) -> bool:
         """Whether parts of its reductions may be combined later."""
@@ -66,27 +59,16 @@ class ThreadSpace(Space):
 
     def pick_middle(self, rows: Size) -> Size:
         """How many neighbouring rows stay linear too: tiles of several rows lie within them."""
-        lane = atom_of("lane", self.inner)
-        sizes: dict[Size, None] = {rows: None}
-        for v in [*self.region.values, *self.reads]:
-            size: Size = 1
-            for s in reversed(v.shape):
-                size = size * s
-                if isinstance(size, int) and isinstance(self.inner, int) and size % self.inner == 0:
-                    sizes[size // self.inner] = None
-        self.strict = True
+        self.strict, lane = True, atom_of("lane", self.inner)
+        ends = lines_in(v.shape for v in [*self.region.values, *self.reads])
+        whole = [s for s in ends if isinstance(s, int) and isinstance(self.inner, int)]
+        middles = {s // self.inner for s in whole if s % self.inner == 0} - {0, 1}
         stored = [v for v in self.region.stored if v not in self.reduces]
-        exact = sorted((s for s in sizes if isinstance(s, int) and s > 1), reverse=True)
-        for middle in dict.fromkeys([rows, *exact]):
-            if modulo(rows, middle) != 0:
-                continue
+        for middle in [rows, *sorted(middles, reverse=True)]:
             own = atom_of("row", middle)
-            outer = loop_index("outer", floor_divide(rows, middle))
-            row = outer * middle + own
-            if all(
-                self._reads_linear(start, own)
-                for start in self.expressions_at(self.reduces, stored, row, lane)
-            ):
+            row = loop_index("outer", rows // middle) * middle + own
+            starts = self.expressions_at(self.reduces, stored, row, lane)
+            if rows % middle == 0 and all(self._reads_linear(start, own) for start in starts):
                 return middle
         return rows
 
@@ -95,9 +77,9 @@ class ThreadSpace(Space):
     def vector(self) -> int:
         """Elements one thread moves at once: a vector of the narrowest array of full size."""
         if self.reduces and invariant():
-            return max(1, self.target.vector_bytes // 4)  # whatever else is read
+            return self.target.vector_bytes // 4  # whatever else is read
         sizes = [n.dtype.size for n in [*self.reads, *self.region.stored] if self.is_full(n)]
-        return max(1, self.target.vector_bytes // min(sizes, default=4))
+        return self.target.vector_bytes // min(sizes, default=4)
 
     def many_reads(self) -> int:
         """Arrays of about full size that are read."""
@@ -105,7 +87,7 @@ class ThreadSpace(Space):
 
     def is_full(self, node: Node) -> bool:
         """Whether an array is about as large as the Region."""
-        return high(product(node.shape)) * 4 >= high(self.region.total)
+        return high(node.size) * 4 >= high(self.region.total)
 
     def warps_for(self, elements: int, each: int) -> int:
         """Warps of a program whose threads hold a tile with about `each` elements apiece."""
@@ -114,15 +96,15 @@ class ThreadSpace(Space):
 
     def programs_wanted(self) -> int:
         """Programs that keep every core busy to the end."""
-        return 4 * max(1, self.target.cores)
+        return 4 * self.target.cores
 
-    def middle_of(self, rows: Size, many: int, lanes: int) -> Size:
-        """Rows within which a tile of several lies, where a tile is large enough so."""
-        if many == 1:
-            return rows
-        middle = self.pick_middle(rows)
-        full = min(many, power_of_two(high(middle))) * lanes
-        return middle if full >= min(many * lanes, 4 * WARP * self.vector()) else rows
+    def middle_of(self, rows: Size, many: int, lanes: int) -> tuple[Size, int]:
+        """Rows within which a tile lies (fewer than all if it is large enough so), and its own."""
+        middle = self.pick_middle(rows) if many > 1 else rows
+        own = min(many, power_of_two(high(middle)))
+        if own * lanes < min(many * lanes, 4 * WARP * self.vector()):
+            return rows, min(many, power_of_two(high(rows)))
+        return middle, own
 
     def instructions(self) -> int:
         """About how many instructions an element takes."""

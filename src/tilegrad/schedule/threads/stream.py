@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...ir.node import Node
-from ...ir.symbol import Size, floor_divide, high
+from ...ir.symbol import Size, high
 from ..access import atom_of
 from ..family import Bodies
 from ..lines import Sweep
@@ -36,8 +36,8 @@ Raw = list[list[Node]]  # for each tile the reads that are kept, as they lie in 
 
 def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Kept | None:
     """What is kept, where rows are many and so long that one takes most of a core."""
-    shared = space.target.memories.get("shared")
-    if not isinstance(rows, int) or not isinstance(columns, int) or shared is None:
+    shared = space.target.memories["shared"].bytes
+    if not isinstance(rows, int) or not isinstance(columns, int):
         return None
     if space.inner != columns or rows < LEAST_ROWS * space.target.cores:
         return None
@@ -46,11 +46,11 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Kept | None:
     found = busy(sweeps_of(space, row, lanes))
     if len(found) != 2 or found[0].writes or found[1].reduces:
         return None
-    reads = reread(space, found, lane)
+    reads = reread(found, lane)
     step, each = TILES * lanes, sum(n.dtype.size for n, _ in reads)
-    if not reads or 2 * columns * each <= shared.bytes:
+    if not reads or 2 * columns * each <= shared:
         return None
-    size = min((shared.bytes - SPARE) // each, columns) // step * step
+    size = min((shared - SPARE) // each, columns) // step * step
     if size < 2 * step or 2 * size < columns:
         return None
     return Kept(size, (row, lane), reads)
@@ -82,7 +82,7 @@ class StreamedRows(Sweeper):
                 ahead = self.asked(after, 0, TILES)
                 second = self.end_row(row, found)
                 found[:] = self.exchange(second, after, self.start(after), ahead)
-        whole = floor_divide(rows - 1 - p, programs)
+        whole = (rows - 1 - p) // programs
         last = whole * programs + p
         second = self.end_row(last, found)
         self.empty(second)

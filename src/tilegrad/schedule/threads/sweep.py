@@ -23,12 +23,12 @@ from ...core.config import invariant
 from ...core.dtype import DType, float32
 from ...graph import ops
 from ...ir.node import Node, walk
-from ...ir.symbol import Expr, Size, coefficient, floor_divide, modulo, substitute
+from ...ir.symbol import Expr, Size, coefficient, substitute
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
 from ..access import MOVEMENT, Place, atom_of, depends, offset_of, unravel
 from ..family import Bodies
-from ..lines import Online, RowSweeps, Sweep, shared_out, sweeps
+from ..lines import Lines, Online, RowSweeps, Sweep, shared_out, sweeps
 from ..space import reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
 from .tiles import ThreadSheet, ask, have
@@ -63,9 +63,9 @@ def sweeps_of(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Swee
     return sweeps(space, row, lanes, find_online(space))
 
 
-def reads_of_sweep(space: ThreadSpace, sweep: Sweep, lane: Expr, column: Size) -> list[Place]:
+def reads_of_sweep(sweep: Sweep, lane: Expr, column: Size) -> list[Place]:
     """The contiguous reads of a sweep that nothing guards."""
-    found = plain_reads(sweep.expressions(column), space.stored_reads)
+    found = plain_reads(sweep.expressions(column), sweep.space.stored_reads)
     return [place for place in found if coefficient(offset_of(*place), lane) == 1]
 
 
@@ -74,9 +74,9 @@ def busy(sweeps: Sequence[tuple[int, Sweep]]) -> list[Sweep]:
     return [sweep for _, sweep in sweeps if sweep.reduces or sweep.writes]
 
 
-def reread(space: ThreadSpace, sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
+def reread(sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
     """What the first of some sweeps reads along the lanes, and a later one as well."""
-    first, *later = [reads_of_sweep(space, sweep, lane, lane) for sweep in sweeps]
+    first, *later = [reads_of_sweep(sweep, lane, lane) for sweep in sweeps]
     return [place for place in first if any(place in reads for reads in later)]
 
 
@@ -103,12 +103,11 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     of a program."""
     columns = space.region.columns
     lane = atom_of("lane", columns)
-    kept = reread(space, busy(sweeps), lane)
-    shared = space.target.memories.get("shared")
-    if not kept or shared is None or not isinstance(columns, int) or space.inner != columns:
+    kept = reread(busy(sweeps), lane)
+    if not kept or not isinstance(columns, int) or space.inner != columns:
         return WARPS, Kept()
     lanes = lanes_of(space, MANY_WARPS)
-    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in kept)
+    room = (space.target.memories["shared"].bytes - SPARE) // sum(n.dtype.size for n, _ in kept)
     size = min(room, columns) // lanes * lanes
     if size * 4 < columns or invariant():  # more threads would add in another order
         return WARPS, Kept()
@@ -159,7 +158,7 @@ class Sweeper(RowSweeps, ThreadPart):
         """
         b, e, lanes, step = self.b, self.e, self.lanes, sweep.tiles * self.lanes
         span = stop - start
-        middle = start + floor_divide(span, step) * step
+        middle = start + span // step * step
         values = list(values)
 
         def turn(base: Size, count: int, whole: int) -> None:
@@ -168,7 +167,7 @@ class Sweeper(RowSweeps, ThreadPart):
             asked: list[tuple[list[Place], list[Node]]] = [([], [])] * count
             for k in range(count if sweep.writes and count > 1 else 0):  # before any is written
                 with self.tile(sweep, starts[k][0], stop, starts[k][1]) as (_, lane):
-                    reads = reads_of_sweep(self.space, sweep, lane, outer * sweep.inner + lane)
+                    reads = reads_of_sweep(sweep, lane, outer * sweep.inner + lane)
                     asked[k] = reads, ask(e, reads)
             parts = []
             for (at, inside), known in zip(starts, asked):
@@ -181,7 +180,7 @@ class Sweeper(RowSweeps, ThreadPart):
 
         for base in b.each("i", start, middle, step, values):
             turn(base, sweep.tiles, sweep.tiles)
-        left = modulo(span, step)
+        left = span % step
         if not isinstance(left, int):
             for base in b.each("rest", middle, stop, lanes, values):
                 turn(base, 1, 0)
@@ -289,12 +288,8 @@ def _per_row(space: ThreadSpace, node: Node) -> bool:
     return space.is_per_row(node)
 
 
-class OnlineSums(ThreadPart):
+class OnlineSums(Lines, ThreadPart):
     """Accumulators of sums of exponentials, beside the largest value on which they rest."""
-
-    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, lanes: int) -> None:
-        super().__init__(space, sheet)
-        self.lanes = lanes
 
     def per_thread(self) -> tuple[int]:
         """The shape of what each thread has one of."""
@@ -303,7 +298,7 @@ class OnlineSums(ThreadPart):
     def run(self) -> int:
         """Neighbours that a thread holds: as many as rows are aligned to."""
         run = self.space.vector()
-        while modulo(self.space.region.columns, run) != 0:
+        while self.space.region.columns % run != 0:
             run //= 2
         return run
 
@@ -352,7 +347,7 @@ class OnlineSums(ThreadPart):
         apart = b.apply("subtract", scaled_shift, after)
         if factor.dtype is float32:  # one of them is vast: so is the difference
             same = b.apply("equal", before, factor)
-            apart = b.apply("where", same, apart, b.apply("subtract", largest, shift))
+            apart = b.where(same, apart, b.apply("subtract", largest, shift))
         scale = self.e.power(apart)
         whole = b.reduce(b.apply("multiply", total, scale), 0, "sum")
         self.e.bind(online.total, unravel(row, online.total.shape), whole)

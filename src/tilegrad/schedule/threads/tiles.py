@@ -29,7 +29,6 @@ from ...ir.symbol import (
     high,
     low,
     minimum,
-    modulo,
     substitute,
 )
 from ...ir.types import Shape
@@ -143,21 +142,15 @@ class TileEvaluator(ExponentEvaluator):
         if node.op is ops.equal and self.row is None and self.lane is not None:
             for x, other in (node.inputs, node.inputs[::-1]):
                 number = lane_number(self, x, other, index)
+                if number is not None and self.outside:
+                    return self.body.constant(False, bool_)
                 if number is not None:
-                    return self._is_lane(number)
+                    return self.body.apply("equal", self.body.iota(self.lanes, int32), number)
         if node.op is ops.where and self.outside:
             chosen = self.value(node.inputs[0], index)
             if chosen.op is tile_ops.constant and not chosen.attrs["value"]:
                 return self.value(node.inputs[2], index)
         return super()._value(node, index)
-
-    def _is_lane(self, number: Node) -> Node:
-        """Whether a lane has a number, for all of them."""
-        b = self.body
-        if self.outside:
-            return b.constant(False, bool_)
-        lanes = b.iota(self.lanes, int32)
-        return b.apply("equal", lanes, b.broadcast(number, (self.lanes,)))
 
     # ---- loads and stores -----------------------------------------------------------------
 
@@ -354,7 +347,7 @@ def _fits(base: Size, count: int, size: Size) -> bool:
     if low(rest) >= count:
         return True
     begins = low(rest) > 0 if isinstance(size, int) else high(rest) > 0  # inside
-    return begins and modulo(size, count) == 0 and modulo(base, count) == 0
+    return begins and size % count == 0 and base % count == 0
 
 
 def _reaches(e: TileEvaluator, guard: Node | None, found: tuple[Size, Size, Size]) -> bool:

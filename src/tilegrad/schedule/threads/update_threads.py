@@ -24,7 +24,7 @@ from typing import Any
 
 from ...core.dtype import DType, int32, int64
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, power_of_two
+from ...ir.symbol import Size, ceil_divide, high, maximum, power_of_two
 from ...ir.types import Array, product
 from .. import sheet as parameters
 from ..access import Index, ravel, symbolic, unravel
@@ -56,7 +56,7 @@ class UpdateLowering(Update):
         after = max(self.axes, default=-1) + 1  # what follows lies in one piece in the state
         tail = product(self.state.shape[after:])
         self.span = tail if high(tail) >= WIDE else self.rest
-        self.heads = floor_divide(self.rest, self.span) if high(self.rest) else 1
+        self.heads = self.rest // self.span if high(self.rest) else 1
 
     def lower(self) -> Bodies:
         """The Bodies in order."""
@@ -115,8 +115,8 @@ class UpdateLowering(Update):
     def scalar(self, node: Node) -> Size:
         """A loaded scalar as an index."""
         if node not in self.scalars:
-            value = self.b.cast(self.e.value(node, (0,) * len(node.shape)), int64)
-            self.scalars[node] = self.b.atom("at", value, -(1 << 40), 1 << 40)
+            value = self.e.value(node, (0,) * len(node.shape))
+            self.scalars[node] = self.e.place(value)
         return self.scalars[node]
 
     def destination(self, number: Size) -> Node:
@@ -160,9 +160,8 @@ class UpdateLowering(Update):
                 each = inside if inside is not None and inside.shape else None
                 if self.mode != "set":
                     self.e.mask = each
-                    old = self.b.cast(self.e._load(memory, where), x.dtype)
+                    x = self.combine(self.old(where), x)
                     self.e.mask = None
-                    x = self.combine(old, x)
                 self.e.store(memory, x, where, each)
 
             if inside is not None and not inside.shape:
@@ -181,13 +180,9 @@ class UpdateLowering(Update):
         grid, at, head, base = self.cut(lanes, self.count)
         key = self.destination(at)
         with e.vector(0, size, self.count) as lane:
-            order = (
-                (lane, at) if self.mode != "set" else (at, lane)
-            )  # who comes before us, or after
-            rival = b.apply(
-                "bit_and", b.apply("equal", self.destination(lane), key), b.less(*order)
-            )
-            rival = rival if e.lane_mask is None else b.apply("bit_and", rival, e.lane_mask)
+            order = (lane, at) if self.mode != "set" else (at, lane)  # the first counts, or last
+            same = b.apply("equal", self.destination(lane), key)
+            rival = b.logical_and(b.apply("bit_and", same, b.less(*order)), e.lane_mask)
             lost = b.reduce(b.broadcast(rival, (size,)), 0, "max")
         wins = b.apply("bit_and", b.apply("bit_not", lost), b.apply("less_equal", 0, key))
         positions, _ = self.positions(at)
@@ -196,17 +191,14 @@ class UpdateLowering(Update):
             where = self.offset(positions, inner)
             x = self.read(at, inner)
             if self.mode != "set":
-                x = self.take_equal(memory, key, at, inner, where, lanes)
+                x = self.take_equal(key, at, inner, where, lanes)
             e.store(memory, x, where)
         return self.sheet.end(grid, warps=warps_for(lanes))
 
-    def take_equal(
-        self, memory: Node, key: Node, at: Size, inner: Index, where: Size, lanes: int
-    ) -> Node:
+    def take_equal(self, key: Node, at: Size, inner: Index, where: Size, lanes: int) -> Node:
         """What the state holds with the values of all equal destinations taken in."""
         b, e = self.b, self.e
-        old = b.cast(e._load(memory, where), self.value.dtype.wide)
-        total = [b.broadcast(old, (lanes,))]
+        total = [b.broadcast(self.old(where), (lanes,))]
 
         def take(j: Size) -> list[Node]:
             with e.scope():
@@ -232,19 +224,12 @@ class UpdateLowering(Update):
             key = b.broadcast(self.destination(row), (rows, 1))
             number = b.cast(b.index(row), int32)
             found = [b.constant(0, int32, (rows, lanes))]
-
-            def count(base: Size, size: Size) -> None:
-                with e.vector(base, lanes, size) as lane:
-                    other = self.destination(lane)
-                    ahead, same = b.apply("less", other, key), b.apply("equal", other, key)
-                    sooner = b.apply("less", b.cast(b.index(lane), int32), number)
-                    ahead = b.apply("bit_or", ahead, b.apply("bit_and", same, sooner))
-                    if e.lane_mask is not None:
-                        ahead = b.apply("bit_and", ahead, e.lane_mask)
-                found[0] = b.apply("add", found[0], b.cast(ahead, int32))
-
             for i, whole in b.steps("i", 0, self.count, lanes, found):
-                count(i, i + lanes if whole else self.count)
+                with e.vector(i, lanes, i + lanes if whole else self.count) as lane:
+                    other = [self.destination(lane), b.cast(b.index(lane), int32)]
+                    ahead = Network(b, lanes, self.key_dtype).before(other, [key, number])
+                    ahead = b.logical_and(ahead, e.lane_mask)
+                found[0] = b.apply("add", found[0], b.cast(ahead, int32))
             rank = b.cast(b.reduce(found[0], 1, "sum"), int64)
             mask = None if e.row_mask is None else e.column(e.row_mask)
             b.scatter(memory["keys"], key, e.column(rank), mask)
@@ -274,8 +259,7 @@ class UpdateLowering(Update):
         with e.vector(base, lanes, self.count) as lane:
             at = b.broadcast(b.index(lane), (lanes,))
             key = e._load(memory["keys"], lane)
-            left = b.apply("maximum", b.apply("subtract", at, 1), 0)
-            before = b.gather(memory["keys"], left, e.lane_mask)
+            before = e._load(memory["keys"], maximum(lane - 1, 0))
             first = b.apply("bit_or", b.apply("equal", at, 0), b.apply("not_equal", before, key))
             first = b.apply("bit_and", first, b.apply("less_equal", 0, key))
             ends = [at, b.broadcast(b.index(self.count), (lanes,))]  # keys[0] <= key < keys[1]
@@ -283,8 +267,8 @@ class UpdateLowering(Update):
                 middle = b.apply("shift_right", b.apply("add", *ends), 1)
                 there = b.gather(memory["keys"], middle, e.lane_mask)
                 same = b.apply("less_equal", there, key)
-                ends[0] = b.apply("where", same, middle, ends[0])
-                ends[1] = b.apply("where", same, ends[1], middle)
+                ends[0] = b.where(same, middle, ends[0])
+                ends[1] = b.where(same, ends[1], middle)
             length = b.where(first, b.apply("subtract", ends[1], at), 0)
             e.store(memory["lengths"], b.cast(length, int32), lane)
         return self.sheet.end(grid, warps=4)
@@ -316,7 +300,7 @@ class UpdateLowering(Update):
             with e.vector(base, lanes, self.span) as lane:
                 inner = self.inner(lane, head)
                 where = self.offset(positions, inner)
-                total = [b.cast(e._load(memory["state"], where), self.value.dtype.wide)]
+                total = [self.old(where)]
                 start, bounds = longest - 1 if self.mode == "set" else 0, (0, high(self.count) - 1)
                 for t in b.each("t", start, longest, 1, total, 4, bounds):
                     with e.scope():
@@ -337,7 +321,7 @@ class UpdateLowering(Update):
         grid = ceil_divide(total, lanes)
         base = b.program(0, grid) * lanes
         with e.vector(base, lanes, total) as lane:
-            at, inner = floor_divide(lane, self.rest), self.inner(modulo(lane, self.rest))
+            at, inner = lane // self.rest, self.inner(lane % self.rest)
             length = b.broadcast(b.cast(e._load(memory["lengths"], at), int64), (lanes,))
             owns = b.apply("less", 0, length)
             key = b.cast(e._load(memory["keys"], at), int64)
@@ -353,7 +337,7 @@ class UpdateLowering(Update):
                     spot = b.where(live, spot, 0)
                     place = e.atom("spot", spot, 0, max(1, high(self.count) - 1))
                     new = self.combine(found[0], self.read(self.number(memory, place), inner))
-                    found[0] = b.apply("where", live, new, found[0])
+                    found[0] = b.where(live, new, found[0])
             e.store(memory["state"], found[0], where, owns)
         return self.sheet.end(grid, warps=4)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...ir.block import argument
 from ...ir.node import Node
-from ...ir.symbol import Size, floor_divide, high, low, modulo
+from ...ir.symbol import Size, high, low
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.row import memory_of
@@ -82,9 +82,9 @@ def seen_along(body: Viewed, memory: Node, axes: list[tuple[Size, Size]], start:
         start = start - constant
     elif low(start) < 0 < high(start):  # whole steps of an axis may be negative
         for n, s in enumerate(strides):
-            rest = modulo(start, s)
+            rest = start % s
             if isinstance(rest, int):
-                index[n] = index[n] + floor_divide(start, s)
+                index[n] = index[n] + start // s
                 start = rest
                 break
         else:
