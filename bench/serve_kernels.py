@@ -278,7 +278,7 @@ def prefills(k: Kernels) -> None:
             same = found[-1, 0] == count and (found[:count, :5] == wanted[:count, :5]).all()
             label = f"tiles {model} {name}, {cache.name} cache"
             k.tell(label, [listed] * 8, 0.0 if same else float("inf"))
-            out = [torch.full((1, *q.shape), torch.nan, device="cuda").bfloat16() for q in step.q]
+            out = [torch.full_like(q, torch.nan) for q in step.q]
             lse = torch.zeros(1, heads, x.tokens, device="cuda")
             scales = [] if step.scales is None else [step.scales]
             places = (*scales, step.table, tiles)
@@ -289,7 +289,7 @@ def prefills(k: Kernels) -> None:
             k.run(listed, work[0])
             seen = [n * (n + 1) / 2 + n * (s - n) for s, n in zip(lengths, queries) if n > 1]
             label = f"prefill {model} {name}, {cache.name} cache"
-            k.tell(label, work, prefill_error(step, out[0][0]), flops=4 * WIDTH * heads * sum(seen))
+            k.tell(label, work, prefill_error(step, out[0]), flops=4 * WIDTH * heads * sum(seen))
 
 
 def prefill_error(step: Step, out: torch.Tensor) -> float:

@@ -477,18 +477,17 @@ def prefilled(
     assert plan is not None and not paged_prefill.why_not(x, H200)
     named = {"q": "q", "k": "keys", "v": "values"}
     names = [named.get(n, n) for n, _ in paged_prefill.parameters(x, plan)]
-    given["q"] = given["q"][None]
     most = (x.tokens // plan.tile[0] + x.requests + 1, paged_prefill.RECORD)
     given["tiles"] = np.zeros(most, np.int32)
     listed = paged_prefill.tile_list(x, plan, 1)
-    given["out"] = np.full((1, *out.shape), np.nan).astype(x.dtype.numpy)
+    given["out"] = np.full(out.shape, np.nan).astype(x.dtype.numpy)
     given["lse"] = np.full((1, x.heads, x.tokens), np.nan, np.float32)
     body = paged_prefill.prefill(x, replace(plan, programs=programs))
     before = names_of(listed)
     return Steps(
         [(listed, before), (body, names)],
         {n: given[n] for n in (*before[:2], *names)},
-        {"out": (out[None], 2 * STEP[x.dtype])},
+        {"out": (out, 2 * STEP[x.dtype])},
     )
 
 

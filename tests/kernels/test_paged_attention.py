@@ -205,7 +205,7 @@ case(
 )
 case("requests without queries", 4, 1, 16, queries=(0, 1, 0, 0, 1))
 case("tokens of no request", 4, 1, 16, queries=(0, 1, 0, 0, 1), nobody=3)
-case("tokens of no request, several", 4, 2, 16, (100, 70), (3, 20), nobody=21, window=30)
+case("tokens of no request, several", 4, 2, 16, SMALL, (100, 70), (3, 20), 21, window=30)
 WARPS = PagedPlan(16, 64, 2, 4, 6, threads=True)  # copies and products by the threads: sm_80
 case("threads, tokens of no request", 4, 1, 16, WARPS, queries=(0, 1, 0, 0, 1), nobody=3)
 case("threads", 8, 2, 16, WARPS)

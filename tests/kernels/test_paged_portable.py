@@ -22,6 +22,7 @@ from tilegrad.core.target import A100, AVX2, H200, Target
 from tilegrad.graph import build, ops, paged_reference
 from tilegrad.graph.paged_types import ATTEND, named
 from tilegrad.kernels.paged import portable
+from tilegrad.kernels.paged.call import called
 from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.schedule.paged import ListAttention, PortableAttention
 
@@ -67,7 +68,7 @@ def expected(x: PagedShape, given: list[Any]) -> Any:
 def test_interpreted(target: Target, dtype: Any, cache: Any, options: dict[str, Any]) -> None:
     x = PagedShape(6, 2, 40, 24, 12, 5, 2, 8, 4, 0.2, dtype, cache or dtype, **options)
     given = step(x)
-    (found,) = portable.callee(x, target).interpret(*given)
+    (found,) = called(portable.attend, x, target).interpret(*given)
     wanted = expected(x, given)
     within = 1e-5 if dtype is float32 else 2e-2
     np.testing.assert_allclose(found.astype(float), wanted, atol=within, rtol=within)
@@ -77,7 +78,7 @@ def test_interpreted(target: Target, dtype: Any, cache: Any, options: dict[str, 
 def test_simulated(target: Target, cache: Any) -> None:
     x = PagedShape(4, 2, 32, 32, 16, 5, 2, 8, 4, 0.2, window=9, cache=cache, sinks=cache is int8)
     given = step(x)
-    callee = portable.callee(x, target)
+    callee = called(portable.attend, x, target)
     inputs = [build.input_(t.shape, t.dtype) for t in callee.types("read")]
     (found,) = run_graph(inputs, [ops.call(*inputs, callee=callee)], given, target=target)
     wanted = expected(x, given)

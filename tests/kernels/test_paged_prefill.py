@@ -109,12 +109,12 @@ def run(step: Step, x: PagedShape, launch: Any) -> Any:
     """The result of one kernel; launch(body, memories) runs it."""
     plan = choose(x, H200)
     assert plan is not None
-    out = np.full((1, step.x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
+    out = np.full((step.x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
     lse = np.zeros((1, x.heads, step.x.tokens), np.float32)
-    given = [step.q[None], step.keys, step.values, *step.scales, step.table, *step.sinks]
+    given = [step.q, step.keys, step.values, *step.scales, step.table, *step.sinks]
     given.append(tiles_of(step, x, plan))
     launch(prefill(x, replace(plan, programs=3)), [*given, out, lse])
-    return out[0]
+    return out
 
 
 def tiles_of(step: Step, x: PagedShape, plan: Any, least: int = 1) -> Any:
@@ -246,13 +246,13 @@ def test_called_by_a_graph(label: str) -> None:
     few = replace(choose_list(x, H200, below=FEW_NEW_TOKENS), programs=4)
     items = work_list(x, few, step.lengths, step.starts)
     counters = [np.zeros((len(items), x.key_heads), np.int32)] if few.joined else []
-    given = (step.q[None], step.keys, step.values, *step.scales, step.table, items, *counters)
+    given = (step.q, step.keys, step.values, *step.scales, step.table, items, *counters)
     many = choose(x, H200)
     assert many is not None
     given = (*given, tiles_of(step, x, many, FEW_NEW_TOKENS))
     callee = called(mixed, x, few, replace(many, programs=3))
     assert [t.shape for t in callee.types("read")] == [g.shape for g in given]
-    agree(step, parse_callee(callee.to_text()).interpret(*given)[0][0])
+    agree(step, parse_callee(callee.to_text()).interpret(*given)[0])
     for body, _ in callee.launches:
         verify_body(fitted(body, H200), "placed", H200)
     request, blocks = map(FIELDS.index, ("request", "blocks"))

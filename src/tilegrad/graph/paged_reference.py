@@ -38,21 +38,19 @@ def attention(
 
     key_heads, page = keys.shape[1:3]
     out = np.zeros((*q.shape[:2], values.shape[3]))
-    how = {"scale": x.scale, "softcap": x.softcap, "dropout": 0.0, "orders": ("hbtd",) * 4}
+    how = {"scale": x.scale, "softcap": x.softcap, "dropout": 0.0, "orders": ("bthd",) * 4}
     how["extras"], more = ((), []) if sinks is None else (("sinks",), [sinks])
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
         chosen = table[request, : -(-length // page)]
-        by_head = (
-            m[chosen].swapaxes(0, 1).reshape(key_heads, -1, m.shape[3])[:, :length]
-            for m in (keys, values)
+        k, v = (
+            m[chosen].swapaxes(1, 2).reshape(-1, key_heads, m.shape[3])[:length] * s
+            for m, s in zip((keys, values), _by_head(scales))
         )
-        k, v = (m.astype(np.float64) * s[:, None] for m, s in zip(by_head, _by_head(scales)))
-        own = q[first:last].astype(np.float64).swapaxes(0, 1)
         end = length - (last - first)
         how["band"] = (end - x.window + 1 if x.window else None, end)
-        given = [m[:, None] for m in (own, k, v)]
-        out[first:last] = REFERENCE[ops.attention]([*given, *more], how)[0][:, 0].swapaxes(0, 1)
+        given = [m.astype(np.float64)[None] for m in (q[first:last], k, v)]
+        (out[first:last],), *_ = REFERENCE[ops.attention]([*given, *more], how)
     return out
 
 

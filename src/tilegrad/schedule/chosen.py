@@ -8,11 +8,11 @@ made, so that `explain` tells who offered what for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.errors import InternalError, UserError
+from ..core.errors import UserError
 from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node, users
@@ -72,6 +72,10 @@ class Surroundings:
         return self.call(*given, callee=kernel.callee(bound, plan, target))
 
 
+# what the results of an op become, of its inputs
+Writer = Callable[[Sequence[Node], Surroundings], list[Node]]
+
+
 class Chosen(Family):
     """A Family of single ops."""
 
@@ -82,8 +86,9 @@ class Chosen(Family):
     def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
-        """What an op's results become, by an offer of this Family."""
-        raise InternalError("schedule.chosen", f"{self.name} makes no calls: {node!r}")
+        """What an op's results become, by an offer of this Family, whose Plan writes it."""
+        write: Writer = offer.plan
+        return write(inputs, near)
 
 
 def choose(node: Node, inputs: Sequence[Node], near: Surroundings, target: Target) -> list[Node]:

@@ -23,12 +23,11 @@ from ..graph import build, ops
 from ..graph.paged_types import APPEND, ATTEND, named
 from ..graph.recognize_norm import LastNorm, last_norm
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, high
+from ..ir.symbol import Size, high
 from ..kernels.paged.append import HeadNorms, Rotary, heads_each
 from ..kernels.paged.shape import PagedPlan, PagedShape, choose, choose_short, short_keys, why_not
-from ..tile.callee import KernelCallee
 from .access import base_of
-from .chosen import Chosen, Surroundings, roofline_of
+from .chosen import Chosen, Surroundings, Writer, roofline_of
 from .families import threads_units
 from .family import Offer, Offers
 
@@ -43,11 +42,11 @@ def shape_of(node: Node) -> PagedShape:
     q, keys, values, table = (given[n] for n in ("q", "keys", "values", "table"))
     (tokens, heads, width), (pages, key_heads, page, _) = q.shape, keys.shape
     requests, most_pages = table.shape
-    attrs: dict[str, Any] = {"scale": 1.0, "window": 0, "softcap": 0.0} if append else node.attrs
     of_heads = (heads, key_heads, width, values.shape[3], page)
     counts = (tokens, requests, pages, most_pages)
-    how = (attrs["scale"], q.dtype, keys.dtype, attrs["window"], attrs["softcap"])
-    return PagedShape(*of_heads, *counts, *how, "sinks" in given)
+    how = {} if append else {n: node.attrs[n] for n in ("scale", "window", "softcap")}
+    how |= {"dtype": q.dtype, "cache": keys.dtype, "sinks": "sinks" in given}
+    return PagedShape(*of_heads, *counts, **how)
 
 
 def queries_of(node: Node, most: bool = False) -> int:
@@ -64,9 +63,6 @@ def queries_of(node: Node, most: bool = False) -> int:
 # ---- attention ----------------------------------------------------------------------------------
 
 
-Writer = Callable[[Sequence[Node], Surroundings], list[Node]]  # an attention as calls, its result
-
-
 class Attention(Chosen):
     """Attention over a paged cache by one way."""
 
@@ -81,19 +77,14 @@ class Attention(Chosen):
         found = self.kernels(node, x, target)
         keys = min(high(x.most_pages), high(x.pages)) * x.page
         flops = 2 * high(x.tokens) * keys * x.heads * (x.width + x.value_width)
-        return found if isinstance(found, str) else [Offer(roofline_of(node, target, flops))]
-
-    def replacements(
-        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
-    ) -> list[Node]:
-        """The launches of the kernels."""
-        write: Writer = self.kernels(node, shape_of(node), target)
-        return write(inputs, near)
+        return found if isinstance(found, str) else [Offer(roofline_of(node, target, flops), found)]
 
 
-def _alone(callee: Callable[..., KernelCallee], *of: Any) -> Writer:
+def _alone(kernel: Callable[..., Any], *of: Any) -> Writer:
     """One call, of a kernel that takes the op's inputs and gives its result first."""
-    return lambda inputs, near: near.call(*inputs, callee=callee(*of))[:1]
+    from ..kernels.paged.call import called
+
+    return lambda inputs, near: near.call(*inputs, callee=called(kernel, *of))[:1]
 
 
 class ListAttention(Attention):
@@ -114,12 +105,12 @@ class ListAttention(Attention):
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """Steps of single tokens and few keys are one launch a layer; with more keys the list
         shares them out: (the Symbol of the most keys, the first number that is many)."""
-        most = node.attrs["most_keys"]
-        if not isinstance(most, Expr) or not node.attrs["single"] or invariant():
+        if not node.attrs["single"] or invariant():
             return ()
         x = shape_of(node)
         few = short_keys(x, target)
-        return [(most, few + 1)] if few and few < high(x.most_pages) * x.page else ()
+        some = few and few < high(x.most_pages) * x.page
+        return [(node.attrs["most_keys"], few + 1)] if some else ()
 
 
 def _with_work(
@@ -161,11 +152,9 @@ class UnitPrefill(Attention):
         def write(inputs: Sequence[Node], near: Surroundings) -> list[Node]:
             many = prefill.choose(x, target)
             assert many is not None
-            (q, *others), of = _with_work(x, few, inputs, near)
+            given, of = _with_work(x, few, inputs, near)
             tiles = _listed(near, of, prefill.tile_list, x, many, least)
-            given = (build.reshape(q, (1, *q.shape)), *others, tiles)
-            out = near.call(*given, callee=called(mixed, x, few, many))[0]
-            return [build.reshape(out, node.shape)]
+            return near.call(*given, tiles, callee=called(mixed, x, few, many))[:1]
 
         if invariant():
             return OTHER_SUMS
@@ -180,12 +169,11 @@ class VectorPrefill(Attention):
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
         from ..kernels.paged import attention_cpu as of
-        from ..kernels.paged.call import called
 
         if queries_of(node) < of.LEAST_NEW_TOKENS:
             return f"for {of.LEAST_NEW_TOKENS} new tokens a request and more"
         why = of.prefill_why_not(x, target) or (OTHER_SUMS if invariant() else "")
-        return why or _alone(called, of.prefill, x, of.prefill_plan(x, target))
+        return why or _alone(of.prefill, x, of.prefill_plan(x, target))
 
 
 class VectorAttention(Attention):
@@ -194,9 +182,8 @@ class VectorAttention(Attention):
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
         from ..kernels.paged import attention_cpu as of
-        from ..kernels.paged.call import called
 
-        return _alone(called, of.attend, x, of.choose(x, target), of.parts_of(x, target))
+        return _alone(of.attend, x, of.choose(x, target), of.parts_of(x, target))
 
 
 class PortableAttention(Attention):
@@ -209,7 +196,7 @@ class PortableAttention(Attention):
         units = target.asynchronous_units or threads_units(target)
         if units and not invariant() and not why_not(x, choose(x, target, queries_of(node))):
             return "slower than the kernels of matrix units"
-        return _alone(portable.callee, x, target)
+        return _alone(portable.attend, x, target)
 
 
 # ---- append -------------------------------------------------------------------------------------
@@ -219,32 +206,29 @@ class AppendAttend(Chosen):
     """An append with the attention of single tokens that follows it, in one launch."""
 
     def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
-        """The Plan for few keys, or why there is none."""
+        """One launch for few keys, or why there is none; nothing reads the queries but that
+        attention."""
         if invariant():
             return CUT_KEYS
         attention = attention_of(node, near)
         if attention is None:
             return "no attention of single tokens is all that reads the queries"
-        plan = choose_short(shape_of(attention), target, high(attention.attrs["most_keys"]))
+        x = shape_of(attention)
+        plan = choose_short(x, target, high(attention.attrs["most_keys"]))
         if plan is None:
             return "too many keys for a cluster to each request"
-        return [Offer(roofline_of(node, target), plan)]
 
-    def replacements(
-        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
-    ) -> list[Node]:
-        """One launch; nothing reads the queries but that attention."""
-        from ..kernels.paged.call import called, step_attend
+        def write(inputs: Sequence[Node], near: Surroundings) -> list[Node]:
+            from ..kernels.paged.call import called, step_attend
 
-        attention = attention_of(node, near)
-        assert attention is not None
-        given, rotary = with_norms(node, inputs, near, target)
-        x = shape_of(attention)
-        sinks = attention.inputs[-1:] if x.sinks else ()
-        given = (*given[:-2], *sinks, *given[-2:])  # keys and values are the last
-        out, keys, values = near.call(*given, callee=called(step_attend, x, offer.plan, rotary))
-        near.joined[attention] = out
-        return [out, keys, values]
+            given, rotary = with_norms(node, inputs, near, target)
+            sinks = attention.inputs[-1:] if x.sinks else ()
+            given = (*given[:-2], *sinks, *given[-2:])  # keys and values are the last
+            out, keys, values = near.call(*given, callee=called(step_attend, x, plan, rotary))
+            near.joined[attention] = out
+            return [out, keys, values]
+
+        return [Offer(roofline_of(node, target), write)]
 
 
 class Append(Chosen):
@@ -287,8 +271,8 @@ def attention_of(node: Node, near: Surroundings) -> Node | None:
     found = readers[0]
     if found.op is not ops.paged_attention or not found.attrs["single"]:
         return None
-    after = zip(("q", "keys", "values"), map(items.get, range(3)))
-    appended = {**named(APPEND, node.inputs), **dict(after)}
+    after = {name: items.get(i) for i, name in enumerate(("q", "keys", "values"))}
+    appended = {**named(APPEND, node.inputs), **after}
     given = named(ATTEND, found.inputs)
     sinks = given.pop("sinks", None)
     if sinks is not None and base_of(sinks, passing=(ops.cast,)).inputs:

@@ -138,10 +138,9 @@ def _given(scales: Any, *placed: Any) -> Given:
     given = dict(zip(PLACED, map(lift, placed)))
     if scales is not None:
         found = cast(lift(scales), dtypes.float32)
-        every = found.ndim == 1 and given["keys"].ndim == 4
-        given["scales"] = (
-            found[:, None].expand(found.shape[0], given["keys"].shape[1]) if every else found
-        )
+        if found.ndim == 1 and given["keys"].ndim == 4:
+            found = found[:, None].expand(found.shape[0], given["keys"].shape[1])
+        given["scales"] = found
     return given
 
 

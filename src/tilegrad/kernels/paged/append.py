@@ -19,20 +19,21 @@ Invariant: of the cache, what belongs to the new tokens is written, and that res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import DType, float8_e5m2, float32, int64
+from ...core.dtype import DType, float8_e5m2, float32
 from ...core.target import Target
-from ...ir.symbol import high, power_of_two
+from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ..attention.shape import Parameters, memories, refuse
+from ..attention.shape import Parameters, memories
 from ..attention.softmax import clamped
 from ..attention.tile_order import number_at
 from .shape import PagedShape, parameters
+from .work import request_of
 
 CLEARED = 8  # rows that are written at once
 MANY = 256  # tokens of a step from which programs that take all heads of one fill a machine
@@ -48,12 +49,12 @@ class HeadNorms:
     dtype: DType  # of the weights
 
     def applied(
-        self, name: str, squares: Any, parts: Sequence[Any], weights: Iterable[Any], dtype: DType
+        self, x: PagedShape, name: str, squares: Any, parts: Sequence[Any], weights: Sequence[Any]
     ) -> list[Any]:
-        """Parts (float32) of heads of q or k, whose mean squares are known: as if stored."""
-        factor = tile.rsqrt(squares + self.epsilons["qk".index(name)])[:, None]
-        made = (part * factor * weight for part, weight in zip(parts, weights))
-        return [tile.cast(tile.cast(part, dtype), float32) for part in made]
+        """Parts (float32) of heads of q or k, whose sums of squares are known: as if stored."""
+        factor = tile.rsqrt(squares / x.width + self.epsilons["qk".index(name)])[:, None]
+        made = (part * factor * tile.cast(weight, float32) for part, weight in zip(parts, weights))
+        return [tile.cast(tile.cast(part, x.dtype), float32) for part in made]
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,10 @@ class Rotary:
         """Whether heads are turned whole and in halves, as those with norms must be."""
         return self.width == x.width and not self.interleaved
 
-    def turns(self, frequencies: Any, place: Any) -> Iterator[Any]:
+    def turns(self, frequencies: Any, place: Any) -> tuple[Any, Any]:
         """Cosines and sines of a place."""
-        angle, factor = frequencies * tile.cast(place, float32), tile.full((), self.factor)
-        for function in (tile.cos, tile.sin):
-            yield function(angle) * factor
+        angle = frequencies * tile.cast(place, float32)
+        return tile.cos(angle) * self.factor, tile.sin(angle) * self.factor
 
 
 def append_parameters(x: PagedShape, rotary: Rotary, result: str) -> Parameters:
@@ -96,8 +96,6 @@ def heads_each(x: PagedShape, target: Target) -> int:
 
 def append(x: PagedShape, rotary: Rotary, each: int = 1) -> Body:
     """The kernel; a program takes `each` key heads of a token."""
-    wrong = rotary.width % 2 or rotary.width > x.width or (rotary.norms and not rotary.whole(x))
-    refuse("kernels.paged.append", "heads are not turned so" if wrong else "", rotary, x)
     b = BodyBuilder("paged_append", append_parameters(x, rotary, "turned"))
     with tile.into(b):
         _Append(x, rotary, memories(b), each).run()
@@ -120,9 +118,9 @@ def clear_rest(x: PagedShape, values: Any, page: tuple[Any, Any], at: Any, most:
     """Zeros for a head's values in the rest of a page, after a place; so many rows at once."""
     step = min(x.page, most)
     for row in tile.range(0, x.page, step):
-        shape = (step, x.value_width)
-        after = tile.broadcast((at < tile.arange(step) + row)[:, None], shape)
-        tile.store(values, (*page, row, 0), tile.zeros(shape, x.cache), mask=after)
+        after = (at < tile.arange(step) + row)[:, None]
+        zeros = tile.zeros((step, x.value_width), x.cache)
+        tile.store(values, (*page, row, 0), zeros, mask=after)
 
 
 class _Append:
@@ -138,7 +136,7 @@ class _Append:
     @tile.function
     def run(self) -> None:
         """Find the token's request, if it has one; turn and write."""
-        x, size = self.x, power_of_two(high(self.x.requests))
+        x = self.x
         own = (self.token, self.head)
         self.read("q", (self.token, self.head * x.group), self.each * x.group)
         self.read("k", own, self.each)
@@ -147,10 +145,7 @@ class _Append:
         weights = ("q_norm", "k_norm") if self.rotary.norms else ()
         for name, starts in (lines | dict.fromkeys(weights, (0, self.half))).items():
             self.brought[name] = [tile.load(self.memory[name], (i,), (self.half,)) for i in starts]
-        inside = tile.arange(size) < x.requests
-        ends = tile.load(self.memory["query_starts"], (1,), (size,), mask=inside)
-        over = tile.cast(ends, int64) <= self.token
-        request = tile.sum(tile.cast(over & inside, int64), 0)
+        request = request_of(self.token, self.memory["query_starts"], x.requests)
         if request < x.requests:
             self.write(tile.hold(request, "request", (0, high(x.requests) - 1)))
         if request >= x.requests:
@@ -201,11 +196,10 @@ class _Append:
         if angle is not None:
             first, second = parts[:2]
             if self.rotary.norms is not None:
-                squares = tile.sum(first * first + second * second, 1) / self.x.width
-                weights = (tile.cast(w, float32)[None, :] for w in self.brought[f"{name}_norm"])
-                given = (name, squares, parts, weights, self.x.dtype)
-                first, second = self.rotary.norms.applied(*given)
-            cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
+                squares = tile.sum(first * first + second * second, 1)
+                weights = [weight[None, :] for weight in self.brought[f"{name}_norm"]]
+                first, second = self.rotary.norms.applied(self.x, name, squares, parts, weights)
+            cosine, sine = angle
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
                 self.put(into, self.half_of(into, to, count, i)[1], value, scale)

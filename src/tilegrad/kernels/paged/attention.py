@@ -33,7 +33,7 @@ from ..attention.softmax import clamped, finished, log_sums, times
 from ..attention.threads import DEPTH, multiply, shared_place
 from ..attention.tile_order import bounded, number_at
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
-from .steps import BARRIER, Steps, counted, page_part
+from .steps import BARRIER, Steps, page_part
 from .work import mixed
 
 SCRATCH = ("partial", "sums")
@@ -57,19 +57,7 @@ class Items(Steps):
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
-        self.per, self.ranges = plan.per(x), plan.ranges(x)
-        self.rows = high(plan.item_rows(x))
-        self.bounds = {  # what a field of a record can be
-            "request": (0, high(x.requests) - 1),
-            "token": (0, high(x.tokens) - 1),
-            "tokens": (0, self.per),
-            "sees": (-high(x.tokens), self.most_blocks * plan.block),
-            "first": (0, self.most_blocks - 1),
-            "blocks": (0, self.most_blocks),
-            "partial": (-1, self.rows - 1),
-            "from": (0, self.rows - 1),
-            "parts": (1, self.ranges),
-        }
+        self.per, self.ranges, self.bounds = plan.per(x), plan.ranges(x), plan.bounds(x)
 
     def build(self) -> Body:
         """Places, barriers, roles."""
@@ -92,7 +80,7 @@ class Items(Steps):
     def for_items(self, fields: Sequence[str], body: Callable[[Item, Any], None]) -> None:
         """body(the record's fields, turns of the ring before) for every item of the program; the
         next record is asked for before an item is worked on."""
-        stages, most = self.plan.stages, self.rows
+        stages, most = self.plan.stages, self.bounds["start"][1]  # rows of the list
         first, last, *loaded = [self.number(self.own_range, f) for f in ("start", "stop", *fields)]
         start, stop = bounded(first, "start", most), bounded(last, "stop", most, -1)
         found = [clamped(v, *self.bounds[f]) for f, v in zip(fields, loaded)]
@@ -106,14 +94,19 @@ class Items(Steps):
             row = clamped(self.ranges + start - self.own_range + item, 0, most - 1)
             row = tile.hold(row, "row")
             following = [clamped(self.number(row, f), *self.bounds[f]) for f in fields]
-            # their order is that of the records, in sums too
-            names = [f"field{FIELDS.index(f)}" for f in fields]
-            held = [tile.hold(v, n, self.bounds[f]) for n, f, v in zip(names, fields, found)]
-            sizes = dict(zip(fields, held))
+            # names of which the order is that of the records, in sums too
+            sizes = {
+                f: tile.hold(v, f"field{FIELDS.index(f)}", self.bounds[f])
+                for f, v in zip(fields, found)
+            }
             before = tile.hold(turn, "turn", (0, 2 * stages - 1))
             body(sizes, before)
             turn = tile.cast((before + sizes["blocks"]) % (2 * stages), int64)
             found = following
+
+    def block(self, step: Any) -> Any:
+        """See `Steps`."""
+        return self.of["first"] + step
 
     # ---- what roles do ----------------------------------------------------------------------
 
@@ -121,9 +114,8 @@ class Items(Steps):
         """Fill the ring of keys or of values."""
 
         def item(of: Item, before: Any) -> None:
-            keys, first = tile.maximum(of["sees"] + of["tokens"] - 1, 0), of["first"]
-            given = (of["blocks"], before, of["request"], keys)
-            self.bring(which, *given, lambda step: first + step)
+            self.of, keys = of, tile.maximum(of["sees"] + of["tokens"] - 1, 0)
+            self.bring(which, of["blocks"], before, of["request"], keys)
 
         self.for_items(PRODUCER_FIELDS, item)
 
@@ -140,14 +132,14 @@ class Items(Steps):
         self.load_sinks()
         self.load_queries()
         tile.write(self.total, tile.zeros((self.widths[1], rows)))
-        return tile.full((1, rows), -tile.INF), tile.zeros((self.plan.block, rows))
+        return tile.full((rows,), -tile.INF), tile.zeros((self.plan.block, rows))
 
     @tile.function
     def item(self, of: Item, before: Any) -> None:
         """One item."""
         best, sums = self.begin(of)
         for step in tile.range(of["blocks"]):
-            best, sums = self.step(before + step, of["first"] + step, best, sums)
+            best, sums = self.step(before + step, step, best, sums)
         self.finish(best, sums)
 
     def load_queries(self) -> None:
@@ -158,22 +150,21 @@ class Items(Steps):
             shape, at = (self.per, x.group, x.width), (self.of["token"], self.head * x.group, 0)
             found = tile.reshape(tile.load(self.q, at, shape, mask=inside), (rows, wide))
         else:
-            at = self.at_key(counted((rows, wide), 1))
-            offset, inside = self.offsets_of((rows, wide), 0, x.width, at)
+            at = self.at_key(tile.arange(wide))
+            offset, inside = self.offsets_of(at, tile.arange(rows)[:, None], x.width)
             found = tile.load(self.q, offset, mask=inside)
         tile.write(self.queries, tile.cast(found, self.operand))
         self.meet()
 
-    def offsets_of(self, shape: tuple[int, int], axis: int, width: int, at: Any) -> tuple[Any, Any]:
-        """Linear offsets of the item's rows (along `axis`) and of columns `at` in (tokens, heads,
-        width), and which there are."""
-        x, row = self.x, counted(shape, axis)
-        token = tile.unsigned_divide(row, x.group)
+    def offsets_of(self, at: Any, row: Any, width: int) -> tuple[Any, Any]:
+        """Linear offsets of columns `at` of the item's rows in (tokens, heads, width), and which
+        there are."""
+        x, token = self.x, tile.unsigned_divide(row, self.x.group)
         head = tile.unsigned_remainder(row, x.group)
         token_at, head = token + self.of["token"], head + self.head * x.group
         offset = (token_at * x.heads + head) * width + at
         inside = token < tile.minimum(self.tokens, self.per)
-        if shape[1 - axis] != width:
+        if max(at.shape) != width:
             inside = inside & (at < width)
         return offset, inside
 
@@ -182,16 +173,16 @@ class Items(Steps):
     @tile.function
     def finish(self, best: Any, sums: Any) -> None:
         """The result of a whole row block, or the part of one."""
-        of, sums, begun = self.of, tile.sum(sums, 0, keep=True), self.sinks
+        of, sums, begun = self.of, tile.sum(sums, 0), self.sinks
         if begun is not None:  # they count in the first part of a row block
             begun = tile.where(of["partial"] <= of["from"], begun, -tile.INF)
         share, sums, best = finished(sums, best, begun)
         share = times(share, self.factors[1])
         result = tile.read(self.total) * share
         if of["partial"] < 0:
-            shape = (self.widths[1], self.plan.rows)
-            at = self.at_value(counted(shape, 0))
-            offset, inside = self.offsets_of(shape, 1, self.x.value_width, at)
+            at = self.at_value(tile.arange(self.widths[1])[:, None])
+            row = tile.arange(self.plan.rows)
+            offset, inside = self.offsets_of(at, row, self.x.value_width)
             tile.store(self.out, offset, result, mask=inside)
         else:
             self.leave(result, log_sums(sums, best, None))
@@ -201,11 +192,11 @@ class Items(Steps):
         """A part of a row block; who counts the last one combines them."""
         x, rows, of = self.x, self.plan.rows, self.of
         partial = tile.maximum(of["partial"], 0)
-        at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
+        at, row = self.at_value(tile.arange(self.widths[1])[:, None]), tile.arange(rows)
         offset = (row + (partial * x.key_heads + self.head) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
         tile.store(self.memory["partial"], offset, result, mask=inside)
-        tile.store(self.memory["sums"], (partial, self.head, 0), tile.reshape(log, (rows,)))
+        self.memory["sums"][partial, self.head, 0:rows] = log
         if self.plan.joined:
             tile.fence("global")
             tile.named_sync(BARRIER, self.threads)
@@ -217,12 +208,13 @@ class Items(Steps):
         """All parts of a row block, some at a time, weighted by their sums of weights."""
         x, rows, wide, of = self.x, self.plan.rows, self.x.value_width, self.of
         tile.fence("global")
-        tile.store(self.memory["counters"], (of["from"], self.head), 0)
+        self.memory["counters"][of["from"], self.head] = 0
         room = max(1, min(16, 128 * self.threads // (rows * padded(wide))))
         shape = (1 << (room.bit_length() - 1), rows, wide)
         made, where = [self.memory[name] for name in SCRATCH], (of["from"], self.head, 0)
         result = mixed(made, where, of["parts"], shape, self.per * x.group)
-        offset, inside = self.offsets_of((rows, wide), 0, wide, counted((rows, wide), 1))
+        at, row = tile.arange(wide), tile.arange(rows)[:, None]
+        offset, inside = self.offsets_of(at, row, wide)
         tile.store(self.out, offset, result, mask=inside)
 
 
@@ -276,7 +268,7 @@ class ThreadItems(Items):
             self.meet()
             self.load(step + stages - 1, pages)
             pages = self.pages(step + stages)
-            best, sums = self.step(step, of["first"] + step, best, sums)
+            best, sums = self.step(step, step, best, sums)
         tile.wait_threads(0)
         self.finish(best, sums)
 
@@ -286,14 +278,14 @@ class ThreadItems(Items):
         keys = tile.minimum(
             tile.maximum(self.sees + self.tokens - 1, 1), high(x.most_pages) * x.page
         )
-        first, last = (of["first"] + step) * plan.block // x.page, (keys - 1) // x.page
+        first, last = self.block(step) * plan.block // x.page, (keys - 1) // x.page
         entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
         return [tile.load(self.table[of["request"], p]) for p in entries]
 
     def load(self, step: Any, pages: list[Any]) -> None:
         """A block of keys and one of values, page by page, in a group of their own."""
         x, block = self.x, self.plan.block
-        key, rows = (self.of["first"] + step) * block, min(x.page, block)
+        key, rows = self.block(step) * block, min(x.page, block)
         for number, page in enumerate(pages):
             at = bounded(page, "page", x.pages - 1)
             for ring, cache, width in zip(self.rings, self.cache, self.widths):

@@ -19,7 +19,6 @@ Target's cores, never on other requests.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ... import tile
@@ -60,8 +59,7 @@ def choose(x: PagedShape, target: Target) -> CpuPlan:
 
 def prefill_plan(x: PagedShape, target: Target) -> CpuPlan:
     """The Plan for many new tokens a request."""
-    of = shape_of(x)
-    return engine.choose(replace(of, queries=high(of.queries), keys=high(of.keys)), target)
+    return engine.choose(shape_of(x), target)
 
 
 def parts_of(x: PagedShape, target: Target) -> int:
@@ -99,8 +97,7 @@ def prefill(x: PagedShape, plan: CpuPlan) -> Body:
 def shape_of(x: PagedShape) -> AttentionShape:
     """The tokens of a request over its keys."""
     band = (1 - x.window if x.window else None, 0)
-    extras = ("sinks",) if x.sinks else ()
-    return attention_of(x, band=band, extras=extras, orders=("thd", "bhtd", "bhtd", "thd"))
+    return attention_of(x, band=band, extras=("sinks",) if x.sinks else ())
 
 
 class Pages(Source):

@@ -2,8 +2,8 @@
 
 A list is made once a step (`work_list`, `tile_list`); `append` and attention (`listed`, `mixed`)
 are called once a layer, the last with the list's results; or `step_attend` alone, for a step of few
-requests; on CPUs attention or prefill of `attention_cpu`. Those that append write keys and values
-in place: they are state.
+requests; on CPUs attention or prefill of `attention_cpu`; that of `portable` where no other runs.
+Those that append write keys and values in place: they are state.
 Results of attention but the first are scratch. Its argument `counters` (zeros, int32) is written
 while it runs and is zeros again afterwards; one array serves all layers of a stream.
 Each is built once. Invariant: arguments stand in the order of the kernels' parameters, results in
@@ -20,7 +20,7 @@ from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
 from ..attention_cpu.decode import PARTIAL
-from . import attention_cpu
+from . import attention_cpu, portable
 from .append import append
 from .attention import SCRATCH, attend
 from .prefill import prefill, tile_list
@@ -37,7 +37,7 @@ def listed(x: PagedShape, plan: PagedPlan) -> list[Body]:
 
 def mixed(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> list[Body]:
     """Requests with fewer new tokens than the Plan says by the list, the others by `prefill`, which
-    takes tiles too and gives lse. Queries and results are of a batch of one."""
+    takes tiles too and gives lse."""
     return [*listed(x, plan), prefill(x, many)]
 
 
@@ -50,6 +50,7 @@ KERNELS: dict[Callable[..., Any], tuple[str, tuple[str, ...], tuple[str, ...]]] 
     mixed: ("paged_attention", ("out", *SCRATCH, "lse"), ()),
     attention_cpu.attend: ("paged_attention", ("out", *PARTIAL), ()),
     attention_cpu.prefill: ("paged_prefill", ("out",), ()),
+    portable.attend: ("paged_attention_portable", ("out",), ()),
     append: ("paged_append", ("turned",), STATE),
     step_attend: ("paged_attention_short", ("out",), STATE),
 }

@@ -53,14 +53,11 @@ def shape_of(x: PagedShape) -> AttentionShape:
     """The attention that a step is: requests one after another, their diagonal at the end."""
     last = symbol("offset", 0, high(x.most_pages * x.page))
     first = last - (x.window - 1) if x.window else None
-    orders = ("bthd", "bhtd", "bhtd", "bthd")
-    extras = (*STARTS, "sinks") if x.sinks else STARTS
-    return attention_of(x, band=(first, last), extras=extras, orders=orders)
+    return attention_of(x, band=(first, last), extras=(*STARTS, "sinks") if x.sinks else STARTS)
 
 
 def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
-    """q (1, tokens, heads, width), keys, values, table, sinks (if there are any), tiles; out and
-    lse."""
+    """q, keys, values, scales (of 8 bits), table, sinks (if there are any), tiles; out and lse."""
     q, _, _, *results = attention_parameters(shape_of(x))
     cache = step_parameters(x, ("keys", "values", "scales", "table", "sinks"))
     return [q, *cache, ("tiles", tiles_of(x, plan)), *results]
@@ -86,7 +83,7 @@ def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
         # of 8 bits a block of keys and one of values lie there as they came
         taken = size[1] * (x.width + x.value_width) if x.scaled else 0
         found = fitted(of, AttentionPlan(size, stages, target.cores or 132), taken)
-        if found is not None and size[1] // x.page <= 32:
+        if found is not None:
             return found
     return None
 
@@ -276,7 +273,7 @@ def _write_tiles(
     (rows, keys), most = plan.tile, tiles.type.shape[0] - 1
     size = max(CHUNK, power(most))
     known = tile.shared((STEPS + 1, size), int32)
-    tile.store(known, (STEPS, 0), tile.full((size,), 0, int32))
+    tile.store(known, (STEPS, 0), tile.zeros((size,), int32))
 
     def fields(request: Any, first: Any, queries: Any, length: Any, before: Any) -> Sequence[Any]:
         """Of tiles: REQUEST, ..."""
@@ -292,12 +289,12 @@ def _write_tiles(
     chunk = max(8, min(CHUNK, HELD // size))
     for start in tile.range(0, total, chunk):
         own = tile.load(known, (STEPS, start), (chunk,))[:, None]
-        other = tile.load(known, (STEPS, 0), (size,))[None, :]
+        other = tile.load(known, (STEPS, 0), (size,))
         number = tile.arange(chunk) + start
-        sooner = (other == own) & (tile.arange(size)[None, :] < number[:, None])
+        sooner = (other == own) & (tile.arange(size) < number[:, None])
         rank = tile.sum(tile.cast((other > own) | sooner, int64), 1)
         there = number < total
         for place in range(STEPS):
             value = tile.load(known, (place, start), (chunk,))
             tile.store(tiles, rank * RECORD + place, value, mask=there)
-    tile.store(tiles, (most, 0), tile.cast(total, int32))
+    tiles[most, 0] = total

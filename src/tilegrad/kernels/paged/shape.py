@@ -23,7 +23,7 @@ from typing import Any
 
 from ...core.dtype import DType, bfloat16, float32, int8, int32
 from ...core.target import Target
-from ...ir.symbol import Size, floor_divide, high, minimum, round_up
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, round_up
 from ...ir.types import Memory
 from ..attention.shape import AttentionShape, Parameters, first_wrong
 
@@ -55,7 +55,7 @@ class PagedShape:
     requests: Size
     pages: Size
     most_pages: Size  # of one request
-    scale: float
+    scale: float = 1.0
     dtype: DType = bfloat16  # of queries and results
     cache: DType = bfloat16  # of keys and values; one of 8 bits has scales for each key head
     window: int = 0  # keys that a token sees, itself included; 0 for all
@@ -70,7 +70,7 @@ class PagedShape:
     @property
     def single(self) -> bool:
         """Whether there are as many tokens as requests."""
-        return self.tokens is self.requests or self.tokens == self.requests
+        return self.tokens == self.requests
 
     @property
     def scaled(self) -> bool:
@@ -114,11 +114,33 @@ class PagedPlan:
         """Rows of the list of items; no part of a row block has a higher number."""
         return self.row_blocks(x) + self.ranges(x)
 
+    def most_blocks(self, x: PagedShape) -> int:
+        """The most blocks that a request has."""
+        return max(1, high(ceil_divide(x.most_pages * x.page, self.block)))
+
+    def bounds(self, x: PagedShape) -> dict[str, tuple[int, int]]:
+        """The least and the most that fields of an item can be."""
+        tokens, rows, blocks = high(x.tokens), high(self.item_rows(x)), self.most_blocks(x)
+        return {
+            "request": (0, high(x.requests) - 1),
+            "token": (0, tokens - 1),
+            "tokens": (0, self.per(x)),
+            "sees": (-tokens, blocks * self.block),
+            "first": (0, blocks - 1),
+            "blocks": (0, blocks),
+            "partial": (-1, rows - 1),
+            "start": (0, rows),
+            "stop": (-1, rows),
+            "from": (0, rows - 1),
+            "parts": (1, self.ranges(x)),
+        }
+
 
 def attention_of(x: PagedShape, **more: Any) -> AttentionShape:
     """The tokens of a step over the keys that a request may have, as one attention."""
     sizes = (x.heads, x.key_heads, x.tokens, x.most_pages * x.page, x.width, x.value_width)
-    return AttentionShape(1, *sizes, x.dtype, x.scale, softcap=x.softcap, **more)
+    lie = ("thd", "bhtd", "bhtd", "thd")
+    return AttentionShape(1, *sizes, x.dtype, x.scale, softcap=x.softcap, orders=lie, **more)
 
 
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
@@ -193,7 +215,7 @@ def _short_plan(x: PagedShape, target: Target) -> PagedPlan | None:
     cores, pairs = target.cores or 0, high(x.requests) * x.key_heads
     most = min(8, target.limits.get("cluster", 1))
     many = next((n for n in (8, 4, 2) if n <= most and pairs * n <= cores // 2), min(2, most))
-    rows, alone = -(-x.group // 8) * 8, 2 * pairs * many > cores
+    rows, alone = round_up(x.group, 8), 2 * pairs * many > cores
     plan = PagedPlan(rows, 64, 2, 4, x.key_heads, cluster=many, alone=alone)
     wide = padded(x.width) + padded(x.value_width)
     ring = plan.stages * plan.block * wide * x.cache.size
@@ -211,10 +233,9 @@ def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPla
     widest = 32 if x.cache is int8 else 64  # int8 is widened by more registers
     rows = next(r for r in (8, 16, 32, 64) if r >= min(wanted, widest))
     if target.asynchronous_units:
-        plan = _ring(x, target, max(rows, -(-x.group // 8) * 8), block, SHARED)
+        plan = _ring(x, target, max(rows, round_up(x.group, 8)), block, SHARED)
         return replace(plan, stages=max(2, plan.stages))
-    least = -(-x.group // 16) * 16
-    most = target.memories["shared"].bytes - 1024
+    least, most = round_up(x.group, 16), target.memories["shared"].bytes - 1024
     sizes = [(max(r, least), b) for r in (64, 32, 16) if r <= max(rows, 16) for b in (128, 64)]
     made = [replace(_ring(x, target, r, b, most), threads=True) for r, b in sizes if b <= block]
     return next((plan for plan in made if plan.stages >= 2), made[-1])

@@ -35,7 +35,7 @@ from ..attention.softmax import clamped, finite, some_sum, times
 from ..attention.tile_order import bounded, number_at
 from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedPlan, PagedShape, why_not
-from .steps import BARRIER, Steps, counted
+from .steps import BARRIER, Steps
 
 CLEARED = 16  # rows that are written at once
 
@@ -49,6 +49,8 @@ def step_attend(x: PagedShape, plan: PagedPlan, rotary: Rotary) -> Body:
 
 class _Short(Steps):
     """Builds one Body of `step_attend`."""
+
+    early = True
 
     def __init__(self, x: PagedShape, plan: PagedPlan, rotary: Rotary, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
@@ -85,10 +87,9 @@ class _Short(Steps):
         starts, lengths = self.memory["query_starts"], self.memory["lengths"]
         first, last = (number_at(starts, self.request + i) for i in (0, 1))
         length = number_at(lengths, self.request)
-        zero = tile.full((), 0, int64)
         self.there = first < last
-        self.counts = self.there & (zero < length)
-        before = tile.where(self.there, clamped(length - 1, 0, self.most - 1), zero)
+        self.counts = self.there & (length > 0)
+        before = tile.where(self.there, clamped(length - 1, 0, self.most - 1), 0)
         self.sees = tile.hold(before, "before", (0, self.most - 1))
         # Requests without a token write the zeros of those that belong to none, one after another.
         token = tile.where(self.there, first, number_at(starts, x.requests) + self.request - first)
@@ -104,13 +105,13 @@ class _Short(Steps):
         self.owns = tile.cast(owner, int64) == self.rank
 
     def block(self, step: Any) -> Any:
-        """The number of the program's block of a step."""
+        """See `Steps`: the programs of a cluster take turns."""
         return self.first + self.rank + step * self.plan.cluster
 
     def producer(self, which: int) -> None:
         """Fill the ring of keys or of values."""
         self.find()
-        self.bring(which, self.blocks, 0, self.request, self.sees, self.block, True)
+        self.bring(which, self.blocks, 0, self.request, self.sees)
 
     @tile.function
     def consumer(self) -> None:
@@ -124,11 +125,10 @@ class _Short(Steps):
         page = bounded(self.table[self.request, self.sees // x.page], "page", x.pages - 1)
         best, sums = self.begin()
         for step in tile.range(self.blocks):
-            best, sums = self.step(step, self.block(step), best, sums)
+            best, sums = self.step(step, step, best, sums)
         # each program of the cluster gets the columns that it finishes, of every program
         tile.send(self.parts[self.rank], tile.read(self.total), self.gathered[0], "shares")
         for which, line in enumerate((best, sums)):
-            line = tile.reshape(line, (plan.rows,))
             tile.send(self.weighed[self.rank, which], line, self.gathered[0])
         self.gathered.wait(0, 0)
         self.finish()
@@ -139,43 +139,33 @@ class _Short(Steps):
         """Queries into their place; (best, sums) and the total to begin with: those of the new
         token where it belongs here. All that is read is asked for before the warps first meet."""
         x, rows = self.x, self.plan.rows
-        shape = (rows, self.widths[0])
-        column, row = self.at_key(counted(shape, 1)), counted(shape, 0)
-        real = row < x.group
-        line = row * x.width
+        column, row = self.at_key(tile.arange(self.widths[0])[None, :]), tile.arange(rows)[:, None]
+        inside = (column < x.width) & self.there
         first = (self.token * x.heads + self.head * x.group) * x.width
-        heads = self.read("q", line + first, real, column, shape)
+        heads = self.read("q", row * x.width + first, column, inside & (row < x.group))
         first = (self.token * x.key_heads + self.head) * x.width
-        new = self.read("k", tile.cast(first, int64), None, column, (1, shape[1]))
-        down, across = (self.widths[1], 1), (1, self.widths[1])
-        value = self.load_value(self.at_value(counted(down, 0)))
-        self.value = self.load_value(counted(across, 1))
+        new = self.read("k", first, column, inside)
+        columns = tile.arange(self.widths[1])
+        value = self.load_value(self.at_value(columns[:, None]))
+        self.value = self.load_value(columns[None, :])
         self.load_sinks()
         angle = self.angles(column)
-        queries = tile.cast(tile.cast(self.rotated(heads, "q", angle), x.dtype), self.operand)
+        queries = tile.cast(tile.cast(self.rotated("q", heads, angle), x.dtype), self.operand)
         tile.write(self.queries, queries)
-        self.new_key = self.kept(self.rotated(new, "k", angle), 0)
+        self.new_key = kept(self.rotated("k", new, angle), x.cache, self.factors[0])
         product = tile.cast(queries, float32) * tile.cast(self.new_key, float32)
-        score = tile.reshape(self.scaled(tile.sum(product, 1)), (1, rows))
+        score = self.scaled(tile.sum(product, 1))
         self.meet()
-        here = self.owns & self.counts
-        zero, line = tile.zeros(()), tile.broadcast(here, (1, rows))
-        some = tile.where(here, tile.cast(value, float32), zero)
-        tile.write(self.total, tile.broadcast(some, (self.widths[1], rows)))
-        return tile.where(line, score, -tile.INF), tile.where(line, tile.full((), 1.0), zero)
+        here = tile.broadcast(self.owns & self.counts, (rows,))
+        tile.write(self.total, tile.where(here, tile.cast(value, float32), 0.0))
+        return tile.where(here, score, -tile.INF), tile.where(here, tile.full((), 1.0), 0.0)
 
     def load_value(self, at: Any) -> Any:
         """The new value's columns, as the cache keeps them."""
         x = self.x
-        inside = (at < x.value_width) & self.there
         first = (self.token * x.key_heads + self.head) * x.value_width
-        return self.kept(
-            tile.cast(tile.load(self.memory["v"], at + first, mask=inside), float32), 1
-        )
-
-    def kept(self, value: Any, which: int) -> Any:
-        """Keys or values as the cache keeps them."""
-        return kept(value, self.x.cache, self.factors[which])
+        value = tile.load(self.memory["v"], at + first, mask=(at < x.value_width) & self.there)
+        return kept(tile.cast(value, float32), x.cache, self.factors[1])
 
     # ---- turning --------------------------------------------------------------------------------
 
@@ -189,71 +179,60 @@ class _Short(Steps):
         for row, values in enumerate(self.rotary.turns(found, self.sees)):
             tile.write(self.turns[row], values)
         tile.named_sync(BARRIER, self.threads)
-        number = tile.full((), half, int64)
-        if self.rotary.interleaved:
-            pair = tile.unsigned_divide(column, 2)
-            leads = tile.unsigned_remainder(column, 2) == 0
-        else:
-            pair = tile.unsigned_remainder(column, number)
-            leads = column < number
+        pair, leads, _ = self.pairs(column)
         inside = column < 2 * half
         cosine, sine = (tile.load(self.turns, pair + i * half, mask=inside) for i in range(2))
-        zero, one = tile.zeros(()), tile.full((), 1.0)
-        sine = tile.where(leads, zero - sine, sine)
-        return tile.where(inside, cosine, one), tile.where(inside, sine, zero)
+        sine = tile.where(leads, 0.0 - sine, sine)
+        return tile.where(inside, cosine, 1.0), tile.where(inside, sine, 0.0)
 
-    def read(
-        self, name: str, first: Any, real: Any, column: Any, shape: tuple[int, int]
-    ) -> list[tuple[Any, ...]]:
-        """Heads of which each begins at `first`, and what their elements turn with, each with the
-        weights of its norm."""
-        inside = (column < self.x.width) & self.there
-        if real is not None:
-            inside = inside & real
-        columns = [column, self.partner(column)] if self.rotary.width else [column]
-        offsets = [tile.broadcast(first + at, shape) for at in columns]
-        parts = [[tile.load(self.memory[name], offset, mask=inside) for offset in offsets]]
+    def read(self, name: str, first: Any, column: Any, inside: Any) -> tuple[list[Any], list[Any]]:
+        """Heads of which each begins at `first`, and what their elements turn with; the weights of
+        the norms of both, if there are any."""
+        columns, weights = [column], []
+        if self.rotary.width:
+            other = self.pairs(column)[2]
+            columns.append(tile.where(column < self.rotary.width, other, column))
+        parts = [tile.load(self.memory[name], first + at, mask=inside) for at in columns]
         if self.norms is not None:
             weight = self.memory[f"{name}_norm"]
-            parts.append([tile.load(weight, at, mask=at < self.x.width) for at in columns])
-        return list(zip(*parts))
+            weights = [tile.load(weight, at, mask=at < self.x.width) for at in columns]
+        return parts, weights
 
-    def rotated(self, heads: list[tuple[Any, ...]], name: str, angle: Any) -> Any:
+    def rotated(self, name: str, heads: tuple[list[Any], list[Any]], angle: Any) -> Any:
         """Heads (float32) by their norm, if they have one, their first elements turned."""
-        wide = [tile.cast(part, float32) for part, *_ in heads]
+        parts = [tile.cast(part, float32) for part in heads[0]]
         if self.norms is not None:
-            squares = tile.sum(wide[0] * wide[0], 1) / self.x.width
-            weights = (tile.cast(weight, float32) for _, weight in heads)
-            wide = self.norms.applied(name, squares, wide, weights, self.x.dtype)
-        if angle is None:
-            return wide[0]
-        return wide[0] * angle[0] + wide[1] * angle[1]
+            squares = tile.sum(parts[0] * parts[0], 1)
+            parts = self.norms.applied(self.x, name, squares, parts, heads[1])
+        return parts[0] if angle is None else parts[0] * angle[0] + parts[1] * angle[1]
 
-    def partner(self, column: Any) -> Any:
-        """The column that a column turns with; those that do not turn have themselves."""
+    def pairs(self, column: Any) -> tuple[Any, Any, Any]:
+        """Of columns that turn: the number of the pair, whether one is its first, the other one."""
         half = self.rotary.width // 2
         if self.rotary.interleaved:
-            other = column ^ 1
-        else:
-            other = tile.where(column < half, column + half, column - half)
-        return tile.where(column < 2 * half, other, column)
+            first = tile.unsigned_remainder(column, 2) == 0
+            return tile.unsigned_divide(column, 2), first, column ^ 1
+        first = column < half
+        other = tile.where(first, column + half, column - half)
+        return tile.unsigned_remainder(column, half), first, other
 
     # ---- the cluster ----------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Columns of the result: parts weighted by how far their best scores are apart."""
         best = [tile.read(self.weighed[r, 0]) for r in range(self.plan.cluster)]
-        begun = [] if self.sinks is None else [tile.reshape(self.sinks, best[0].shape)]
+        begun = [] if self.sinks is None else [self.sinks]
         base = finite(reduce(tile.maximum, [*best, *begun]))
         sums, parts = [tile.quick_exp2(one - base) for one in begun], []
         for r, one in enumerate(best):
             weight = tile.quick_exp2(one - base)
             sums.append(tile.read(self.weighed[r, 1]) * weight)
-            parts.append(tile.read(self.parts[r]) * weight[None, :])
+            parts.append(tile.read(self.parts[r]) * weight)
         share = times(1.0 / some_sum(reduce(add, sums)), self.factors[1])
-        x, result = self.x, reduce(add, parts) * share[None, :]  # (columns, rows)
+        x, result = self.x, reduce(add, parts) * share  # (columns, rows)
         shape = result.shape
-        at, row = self.at_value(counted(shape, 0, self.rank * shape[0])), counted(shape, 1)
+        columns = tile.arange(shape[0]) + self.rank * shape[0]
+        at, row = self.at_value(columns[:, None]), tile.arange(shape[1])
         inside = (at < x.value_width) & (row < x.group) & self.writes
         first = (self.token * x.heads + self.head * x.group) * x.value_width
         tile.store(self.out, row * x.value_width + at + first, result, mask=inside)
@@ -267,7 +246,7 @@ class _Short(Steps):
         for which, (value, width) in enumerate(
             zip((self.new_key, self.value), (x.width, x.value_width))
         ):
-            column = counted(value.shape, 1)
+            column = tile.arange(value.shape[1])[None, :]
             if which == 0 and x.scaled:
                 column = self.at_key(column)
                 first = ((page * x.key_heads + self.head) * x.page + at) * width

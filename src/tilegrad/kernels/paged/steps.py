@@ -24,7 +24,6 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float16, int64
-from ...ir.symbol import ceil_divide, high
 from ...tile.build import BodyBuilder
 from ...tile.placed import mixed_order
 from ..attention.holes import Holes
@@ -34,14 +33,6 @@ from .shape import PagedPlan, PagedShape, attention_of, padded
 
 BARRIER = 0  # at which the warps that multiply meet
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
-
-
-def counted(shape: tuple[int, int], axis: int, start: Any = 0) -> Any:
-    """A number for every row or column, as a tile of one of them."""
-    line = tile.arange(shape[axis])
-    if not isinstance(start, int) or start:
-        line = line + start
-    return tile.reshape(line, tuple(size if a == axis else 1 for a, size in enumerate(shape)))
 
 
 def page_numbers(
@@ -76,6 +67,8 @@ class Steps:
     tokens: Any  # of the row block
     factors: Sequence[Any] = (None, None)  # of keys and values of 8 bits
     sinks: Any = None
+    early = False  # whether pages are asked for before the number of keys is known
+    block: Callable[[Any], Any]  # the number of the block that a step takes
     consumer: Callable[[], None]  # what the warps that multiply do
     producer: Callable[[int], None]  # fills the ring of keys (0) or of values (1)
 
@@ -93,7 +86,7 @@ class Steps:
         self.reach = x.window  # keys before its end that a token sees, if there is a window
         self.widths = (padded(x.width), padded(x.value_width))
         self.threads = 32 * plan.warps
-        self.most_blocks = max(1, high(ceil_divide(x.most_pages * x.page, plan.block)))
+        self.most_blocks = plan.most_blocks(x)
 
     def allocate_shared(self) -> None:
         """Rings with their barriers, and operands of the products."""
@@ -130,7 +123,7 @@ class Steps:
     def load_sinks(self) -> None:
         """The exponents of 2 that sums of the rows begin with, if heads have sinks."""
         if self.x.sinks:
-            head = tile.unsigned_remainder(counted((1, self.plan.rows), 1), self.x.group)
+            head = tile.unsigned_remainder(tile.arange(self.plan.rows), self.x.group)
             found = tile.load(self.memory["sinks"], head + self.head * self.x.group)
             self.sinks = found * LOG2_E
 
@@ -148,28 +141,19 @@ class Steps:
     # ---- bringing -----------------------------------------------------------------------------
 
     @tile.function
-    def bring(
-        self,
-        which: int,
-        count: Any,
-        before: Any,
-        request: Any,
-        keys: Any,
-        number: Callable[[Any], Any],
-        early: bool = False,
-    ) -> None:
+    def bring(self, which: int, count: Any, before: Any, request: Any, keys: Any) -> None:
         """Fill the ring of keys or of values, where it stood before, with so many blocks of the
-        keys of a request that are seen; `number` says which block a step takes. `early` pages are
-        asked for before the number of keys is known."""
+        keys of a request that are seen."""
         x, block, pipe = self.x, self.plan.block, self.pipes[which]
         together = min(self.plan.stages, AHEAD)
 
         def pages_of(step: Any) -> Any:
-            return page_numbers(x, self.table, request, number(step) * block, block, keys, early)
+            key = self.block(step) * block
+            return page_numbers(x, self.table, request, key, block, keys, self.early)
 
         def copy(step: Any, pages: Any) -> None:
             """A block into the next stage, page by page; caches need not keep it."""
-            turn, key = before + step, number(step) * block
+            turn, key = before + step, self.block(step) * block
             stage = pipe.acquire(turn)
             place = self.rings[which][stage]
             pipe.expect(turn, place.bytes)
@@ -197,12 +181,13 @@ class Steps:
         tile.fence("async")
         tile.named_sync(BARRIER, self.threads)
 
-    def step(self, turn: Any, block: Any, best: Any, sums: Any) -> tuple[Any, Any]:
-        """One block of keys, in a turn of the rings; the first key of it is kept."""
+    def step(self, turn: Any, step: Any, best: Any, sums: Any) -> tuple[Any, Any]:
+        """A step's block of keys, in a turn of the rings; the first key of it is kept."""
         size = self.plan.block
-        self.turn, self.key = turn, tile.hold(block * size, "key", (0, self.most_blocks * size))
+        key = self.block(step) * size
+        self.turn, self.key = turn, tile.hold(key, "key", (0, self.most_blocks * size))
         scores = self.seen(self.scaled(self.products()))
-        now = tile.maximum(best, tile.max(scores, 0, keep=True))
+        now = tile.maximum(best, tile.max(scores, 0))
         base = finite(now)
         p = tile.quick_exp2(scores - base)
         shrink = tile.quick_exp2(best - base)
@@ -216,7 +201,7 @@ class Steps:
         tile.write(self.total, tile.read(self.total) * shrink)
         self.add_values()
         if not by_key:  # while values are multiplied
-            sums = tile.multiply_add(sums, shrink, tile.sum(p, 0, keep=True))
+            sums = tile.multiply_add(sums, shrink, tile.sum(p, 0))
         self.values_added()
         return now, sums
 
@@ -279,7 +264,7 @@ class Steps:
         last ones of them if there is a window."""
         end = tile.cast(self.sees, int64)
         if self.per > 1:
-            end = tile.unsigned_divide(counted(scores.shape, 1), self.x.group) + end
+            end = tile.unsigned_divide(tile.arange(self.plan.rows), self.x.group) + end
         begin = end - self.reach if self.x.window else 0
         return self.between(scores, begin, end, -tile.INF)
 
@@ -296,8 +281,8 @@ class Steps:
     def between(self, values: Any, begin: Any, end: Any, other: float) -> Any:
         """A tile of the block's keys; another number before `begin`, if there is a window, and
         from `end` on."""
-        at = counted(values.shape, 0, self.key)
+        at = (tile.arange(values.shape[0]) + self.key)[:, None]
         inside = at < end
         if self.x.window:
             inside = inside & (begin <= at)
-        return tile.where(tile.broadcast(inside, values.shape), values, other)
+        return tile.where(inside, values, other)

@@ -50,6 +50,14 @@ def power(size: Size) -> int:
     return power_of_two(high(size))
 
 
+def request_of(token: Any, starts: Any, requests: Size) -> Any:
+    """The number of a token's request; that of requests, if it belongs to none."""
+    inside = tile.arange(power(requests)) < requests
+    ends = tile.load(starts, (1,), inside.shape, mask=inside)
+    over = tile.cast(ends, int64) <= token
+    return tile.sum(tile.cast(over & inside, int64), 0)
+
+
 @tile.function
 def for_row_blocks(
     x: PagedShape,
@@ -77,14 +85,14 @@ def for_row_blocks(
         return blocks if taken is None else tile.where(taken(tokens), blocks, 0)
 
     blocks = blocks_of(end - begin)
-    nobody = blocks_of(index_of(x.tokens) - number_at(starts, x.requests))
-    ends, total = tile.cumsum(blocks)[None, :], None
+    nobody = blocks_of(x.tokens - number_at(starts, x.requests))
+    ends, total = tile.cumsum(blocks), None
     if not most:
         total = tile.sum(blocks, 0) + nobody
         total = bounded(total, "total", floor_divide(x.tokens, each) + x.requests + 1)
     for start in tile.range(0, most or total, chunk):
         number = tile.arange(chunk) + start
-        over = tile.broadcast(ends <= number[:, None], (chunk, size))
+        over = ends <= number[:, None]
         request = tile.minimum(tile.sum(tile.cast(over, int64), 1), index_of(x.requests))
         before = tile.max(tile.where(over, ends, 0), 1)
         own = number - before  # its number among the blocks of the request
@@ -96,7 +104,7 @@ def for_row_blocks(
         found = fields(request, first, tokens, length, own * each)
         there = known | (own < nobody)
         for place, value in enumerate(found):
-            tile.store(into, (place, start), tile.cast(tile.where(there, value, 0), int32))
+            tile.store(into, (place, start), tile.where(there, value, 0))
     return total
 
 
@@ -135,9 +143,12 @@ class _Items:
         # programs without units, where there are fewer of these
         number = tile.arange(power(self.ranges))
         none = (total <= number) & (number < self.ranges)
-        for field, value in (("start", 0), ("stop", -1)):
-            at = number * RECORD + FIELDS.index(field)
-            tile.store(self.items, at, tile.full(at.shape, value, int32), mask=none)
+        self.put(number, none, start=0, stop=-1)
+
+    def put(self, record: Any, mask: Any, **fields: Any) -> None:
+        """Some fields of records."""
+        for name, value in fields.items():
+            tile.store(self.items, record * RECORD + FIELDS.index(name), value, mask=mask)
 
     def fields(
         self, request: Any, first: Any, queries: Any, length: Any, before: Any
@@ -147,7 +158,7 @@ class _Items:
         tokens = tile.minimum(queries - before, each)
         sees = length - queries + (before + 1)
         end = tile.maximum(sees + (tokens - 1), 0)
-        begin = tile.full(before.shape, 0, int64)
+        begin: Any = 0
         if x.window:
             begin = tile.maximum(sees - x.window, 0) // block
         blocks = tile.maximum((end + (block - 1)) // block - begin, 1)
@@ -160,9 +171,7 @@ class _Items:
         size, blocks = power(self.ranges), known[0].shape[0]
         many = high(self.plan.row_blocks(self.x)) * 4 <= self.ranges  # parts of each
         if many and blocks * size <= HELD // 2:
-            given = [v[None, :] for v in known]
-            numbers = tile.arange(size)[:, None]
-            self.write_part(numbers, given, {f: v[None, :] for f, v in found.items()})
+            self.write_part(tile.arange(size)[:, None], known, found)
         else:
             most = tile.hold(tile.max(known[3], 0), "most", (0, self.ranges))
             for part in tile.range(most):
@@ -178,23 +187,18 @@ class _Items:
         partial = partials + k
         leads, closes = start <= begin, end <= stop
         later = partial + (self.ranges - 1) - program
-        row = tile.where(leads, program, later) * RECORD
-        alone = parts <= 1
         values = {
             **found,
             "first": found["first"] + (low - start),
             "blocks": high_ - low,
-            "partial": tile.where(alone, -1, partial),
+            "partial": tile.where(parts <= 1, -1, partial),
             "from": partials,
             "parts": parts,
         }
-        ends = {"start": leads, "stop": closes}  # of the program, in its first record
-        for field, value in (values | dict.fromkeys(ends, partial)).items():
-            record = program * RECORD if field in ends else row
-            value = tile.broadcast(tile.cast(value, int32), there.shape)
-            at = tile.broadcast(record + FIELDS.index(field), there.shape)
-            mask = there & ends[field] if field in ends else there
-            tile.store(self.items, at, value, mask=mask)
+        self.put(tile.where(leads, program, later), there, **values)
+        # of the program, in its first record
+        self.put(program, there & leads, start=partial)
+        self.put(program, there & closes, stop=partial)
 
 
 # ---- parts --------------------------------------------------------------------------------------
@@ -206,24 +210,23 @@ def combine_parts(x: PagedShape, plan: PagedPlan) -> Body:
     finds by its second part: that is the first item of a range. All parts, up to 32 at a time, are
     read at once."""
     given = parameters(x, ("items", "partial", "sums", "out"), plan, out="state")
-    b = BodyBuilder("paged_combine", given)
-    rows = plan.per(x) * x.group
+    b, grid = BodyBuilder("paged_combine", given), (plan.programs, plan.per(x) * x.group)
     with tile.into(b):
-        _combine(x, plan, *tile.grid(plan.programs, rows), memories(b))
-    return b.finish((plan.programs, rows), warps=4)
+        _combine(x, plan, *tile.grid(*grid), memories(b))
+    return b.finish(grid, warps=4)
 
 
 @tile.function
 def _combine(x: PagedShape, plan: PagedPlan, own: Any, row: Any, memory: dict[str, Any]) -> None:
-    heads, parts_of = x.key_heads, (memory["partial"], memory["sums"])
-    range_, head, most = own // heads, own % heads, high(plan.item_rows(x)) - 1
+    heads, parts_of, bounds = x.key_heads, (memory["partial"], memory["sums"]), plan.bounds(x)
+    range_, head = own // heads, own % heads
 
-    def field(name: str, least: int, most: int) -> Any:
+    def field(name: str) -> Any:
+        least, most = bounds[name]
         return bounded(memory["items"][range_, FIELDS.index(name)], name, most, least)
 
-    begin, end = field("start", 0, most), field("stop", -1, most)
-    part, first, parts = field("partial", -1, most), field("from", 0, most), field("parts", 0, most)
-    token, tokens = field("token", 0, high(x.tokens) - 1), field("tokens", 0, plan.per(x))
+    begin, end, part, first, parts = map(field, ("start", "stop", "partial", "from", "parts"))
+    token, tokens = map(field, ("token", "tokens"))
     second = (begin <= end) & (tile.cast(part, int64) == first + 1)
     if second & (row // x.group < tokens):
         shape, where = (TOGETHER, 1, x.value_width), (first, head, row)
@@ -247,8 +250,7 @@ def mixed(
     for part in tile.range(0, parts, together):
         there = (tile.arange(together) + part < parts)[:, None]
         if real < rows:
-            there = there & (tile.arange(rows) < real)[None, :]
-        there = tile.broadcast(there, (together, rows))
+            there = there & (tile.arange(rows) < real)
         logs = tile.load(sums, (first + part, *which), (together, rows), axes=(0, 2), mask=there)
         at = (first + part, *which, 0)
         found = tile.load(partial, at, shape, axes=(0, 2, 3), mask=there[:, :, None])
@@ -256,8 +258,7 @@ def mixed(
         now = tile.maximum(best, tile.max(logs, 0))
         base = finite(now)
         weights, shrink = tile.exp2(logs - base), tile.exp2(best - base)
-        by_row, more = shrink[:, None], found * weights[:, :, None]
-        by_row = tile.broadcast(by_row, result.shape)
-        more = tile.multiply_add(result, by_row, tile.sum(more, 0))
-        best, total, result = now, tile.multiply_add(total, shrink, tile.sum(weights, 0)), more
+        total = tile.multiply_add(total, shrink, tile.sum(weights, 0))
+        more = tile.sum(found * weights[:, :, None], 0)
+        best, result = now, tile.multiply_add(result, shrink[:, None], more)
     return result / some_sum(total)[:, None]
