@@ -157,16 +157,11 @@ class Place(NamedTuple):
     def strip(self, exact: bool = False) -> Place:
         """The value under movement and casts between floats; exact: those from 16 bits or more to
         what holds all their values."""
-        place, found = self, self.down()
-        while True:
-            node = place.node
-            if node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
-                source = node.inputs[0].dtype
-                if not exact or (source.bits >= 16 and holds(node.dtype, source)):
-                    found = place.inputs[0]
-            if found is None:
-                return place
-            place, found = found, found.down()
+        place: Place | None = self
+        while place is not None:
+            last = place
+            place = last.inputs[0] if _float_cast(last.node, exact) else last.down()
+        return last
 
     def reads(self) -> list[Place]:
         """What movement and elementwise ops read."""
@@ -220,6 +215,14 @@ class Place(NamedTuple):
         node = build.reshape(node, tuple([a.size for a in own]))
         node = build.permute(node, [own.index(a) for a in axes if a in own])
         return build.reshape(node, tuple([a.size if a in own else 1 for a in axes]))
+
+
+def _float_cast(node: Node, exact: bool) -> bool:
+    """Whether a Node is a cast that `strip` looks under."""
+    source = node.inputs[0].dtype if node.op is ops.cast else None
+    if source is None or not (source.is_float and node.dtype.is_float):
+        return False
+    return not exact or (source.bits >= 16 and holds(node.dtype, source))
 
 
 def _through_reshape(source: Node, node: Node, indices: Indices) -> list[AxisIndex] | None:
