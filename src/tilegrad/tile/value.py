@@ -394,6 +394,11 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
 # ---- conversions ------------------------------------------------------------------------------
 
 
+def scalar(size: Size) -> TileValue:
+    """A Size as a scalar tile of int64."""
+    return TileValue(current().builder.index(size))
+
+
 def size_of(value: Any, what: str) -> Size:
     """An int, an Index or an integer scalar tile as a Size."""
     if isinstance(value, bool):
@@ -429,7 +434,7 @@ def tile_of(value: Any, dtype: DType | None = None) -> TileValue:
         raise value.fail()
     b = current().builder
     if isinstance(value, Index):
-        return cast(TileValue(b.index(value.size)), dtype or dtypes.int64)
+        return cast(scalar(value.size), dtype or dtypes.int64)
     if isinstance(value, (bool, int, float)):
         own = dtypes.float32 if isinstance(value, float) else dtypes.int64
         chosen = dtype or (dtypes.bool_ if isinstance(value, bool) else own)
