@@ -159,8 +159,6 @@ class NativeCaptured:
         return sum(s.kind in ("kernel", "copy") for s in steps) + len(self.copies)
 
     def _table(self) -> np.ndarray:
-        if not self.copies:
-            return self.launcher.table
         builder = TableBuilder()
         for copy in self.copies:
             flags = SINGLE if copy.bytes < SMALL_COPY else 0

@@ -40,8 +40,8 @@ def by_literal(w: Writer, row: Row, name: str, d: DType, a: str, b: str) -> str:
         return w.value(f"shr.s{bits}", a, divisor.bit_length() - 1)
     # below zero: floor(a / b) = ~((~a) / b), and ~a has a bit less
     sign = w.value(f"shr.s{bits}", a, bits - 1)
-    folded = _by_product(w, bits, bits - 1, logic(w, "xor", d, a, sign), divisor)
-    quotient = logic(w, "xor", d, folded, sign)
+    folded = _by_product(w, bits, bits - 1, logic(w, d, "xor", a, sign), divisor)
+    quotient = logic(w, d, "xor", folded, sign)
     return quotient if name == "floor_divide" else _rest(w, bits, a, quotient, divisor)
 
 

@@ -105,7 +105,7 @@ def select(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     return w.value(f"selp.{type_of(d) if d in FLOATS else kind_of(d)}", a, b, mask)
 
 
-def logic(w: Writer, form: str, d: DType, *inputs: str) -> str:
+def logic(w: Writer, d: DType, form: str, *inputs: str) -> str:
     """An instruction on bits."""
     return w.value(f"{form}.{kind_of(d)}", *inputs)
 

@@ -23,7 +23,7 @@ from math import prod
 from ...core.dtype import int32
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.types import Memory
+from ...ir.types import Tile
 from ...tile.build import Body
 from ...tile.row import Touch, effects_of, memory_of
 from .element import convert
@@ -284,24 +284,22 @@ def role(e: Emission, node: Node, join: str) -> None:
 
 def one_thread(role: Node) -> bool:
     """Whether a role does nothing that needs more than one thread: one warp runs it."""
-    nodes = list(role.blocks[0].all_nodes())
-    plain = all(n.op.name in ONE_THREAD or getattr(n.type, "shape", None) == () for n in nodes)
-    return plain and any(n.op.name.startswith("copy_") for n in nodes)
+    copies = any(n.op.name.startswith("copy_") for n in role.blocks[0].all_nodes())
+    return copies and _small(role, 1)
 
 
 def one_warp(role: Node) -> bool:
     """Whether a role of copies needs the threads of one warp alone: the others leave. They would
     wait at barriers that come round without them, and one late by a round would wait for ever."""
-    nodes = list(role.blocks[0].all_nodes())
-    small = all(n.op.name in (*ONE_THREAD, "copy_pages") or _elements(n) <= 32 for n in nodes)
     return (
-        small
+        _small(role, 32, "copy_pages")
         and bool(role.blocks[0].find("copy_pages"))
         and not role.blocks[0].find("arrive", "arrive_remote", "named_sync")
     )
 
 
-def _elements(node: Node) -> int:
-    """How many values a Node has in a role; many for what is no tile."""
-    shape = getattr(node.type, "shape", None)
-    return 64 if shape is None or isinstance(node.type, Memory) else prod(shape)
+def _small(role: Node, most: int, *more: str) -> bool:
+    """Whether a role has no tiles of more values than `most`, but for ops that one thread does, or
+    more."""
+    others = (n for n in role.blocks[0].all_nodes() if n.op.name not in (*ONE_THREAD, *more))
+    return all(isinstance(n.type, Tile) and prod(n.type.shape) <= most for n in others)

@@ -163,7 +163,7 @@ def wait_copies(e: Emission, node: Node) -> None:
     """Until all but some groups have been read."""
     e.put("cp.async.bulk.wait_group.read", node.attrs["pending"], guard=e.threads.first())
     if not e.threads.single:
-        e.threads.meet_role()
+        e.threads.meet()
 
 
 # ---- copies by threads --------------------------------------------------------------------------

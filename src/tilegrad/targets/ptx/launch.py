@@ -138,6 +138,7 @@ class Prepared:
 
     def point(self, pointers: Sequence[int]) -> None:
         """Set the pointers of all Memory parameters, by number."""
+        self.last = None
         for place, number in self._pointers:
             place.value = pointers[number]
         for at, number, shape in self._maps:

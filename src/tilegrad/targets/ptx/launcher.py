@@ -225,7 +225,6 @@ def put(device: Context, operation: Operation, after_kernel: bool, captured: boo
         target, source = operation.pointers
         device.copy_bytes(target, source, operation.bytes, stream)
     else:
-        prepared.last = None
         prepared.point(operation.pointers)
         prepared.start(after_kernel, captured)
 
@@ -300,7 +299,6 @@ class LaunchGraph:
             changed.append((number, new))
         for number, operation in changed:
             prepared = operation.prepared
-            prepared.last = None
             prepared.point(operation.pointers)
             call(
                 "cuGraphExecKernelNodeSetParams",

@@ -310,12 +310,13 @@ def _extreme(form: str) -> Row:
     return row
 
 
-def _bitwise(form: str) -> Row:
-    return lambda w, d, *inputs: logic(w, form, d, *inputs)  # all extended alike
+def _one(kind: Row, form: str) -> Row:
+    """A row that is one instruction of a kind."""
+    return lambda w, d, *inputs: kind(w, d, form, *inputs)
 
 
 def _bit_not(w: Writer, d: DType, x: str) -> str:
-    result = logic(w, "not", d, x)
+    result = logic(w, d, "not", x)
     return wrap(w, d, result) if d.kind == "uint" else result
 
 
@@ -330,7 +331,7 @@ def _shift(name: str) -> Row:
             amount = w.value("cvt.u32.u16", amount)
         if name == "shift_right":
             return w.value(f"shr.{type_of(d)}", x, amount)
-        return wrap(w, d, logic(w, "shl", d, x, amount))
+        return wrap(w, d, logic(w, d, "shl", x, amount))
 
     return row
 
@@ -352,11 +353,6 @@ def _where(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     return w.value(f"selp.{kind_of(d)}", a, b, mask)
 
 
-def _compare(form: str) -> Row:
-    """A row that is one comparison."""
-    return lambda w, d, a, b: test(w, d, form, a, b)
-
-
 # ---- power ----------------------------------------------------------------------------------
 
 
@@ -371,13 +367,13 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
     w.move((base, result), (a, "1"), kind)
     with w.loop("power", "power_end") as leave:
         leave(test(w, d, "eq", rest, "0"))
-        odd = test(w, d, "ne", logic(w, "and", d, rest, "1"), "0")
+        odd = test(w, d, "ne", logic(w, d, "and", rest, "1"), "0")
         w.put(f"mul.lo.{letter}", result, result, base, guard=odd)
         w.put(f"mul.lo.{letter}", base, base, base)
         w.put(f"shr.u{kind[1:]}", rest, rest, "1")
     if d.kind == "uint":
         return wrap(w, d, result)
-    odd = test(w, d, "ne", logic(w, "and", d, b, "1"), "0")
+    odd = test(w, d, "ne", logic(w, d, "and", b, "1"), "0")
     unit = select(w, d, odd, "-1", "1")
     small = select(w, d, test(w, d, "eq", a, "-1"), unit, "0")
     small = select(w, d, test(w, d, "eq", a, "1"), "1", small)
@@ -408,16 +404,16 @@ ROWS: dict[str, Row] = {
     "power": _by_kind(_function(functions.power), _power),
     "maximum": _extreme("max"),
     "minimum": _extreme("min"),
-    "bit_and": _bitwise("and"),
-    "bit_or": _bitwise("or"),
-    "bit_xor": _bitwise("xor"),
+    "bit_and": _one(logic, "and"),
+    "bit_or": _one(logic, "or"),
+    "bit_xor": _one(logic, "xor"),
     "shift_left": _shift("shift_left"),
     "shift_right": _shift("shift_right"),
     "multiply_high": _multiply_high,
-    "equal": _compare("eq"),
-    "not_equal": _by_kind(_compare("neu"), _compare("ne")),
-    "less": _compare("lt"),
-    "less_equal": _compare("le"),
+    "equal": _one(test, "eq"),
+    "not_equal": _by_kind(_one(test, "neu"), _one(test, "ne")),
+    "less": _one(test, "lt"),
+    "less_equal": _one(test, "le"),
     "where": _where,
     "multiply_add": _arithmetic("fma", integer="mad.lo"),
     "byte_dot": _words("dp4a.u32.s32"),  # of bytes, the first ones' with this sign

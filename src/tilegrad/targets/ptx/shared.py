@@ -360,10 +360,6 @@ class Threads:
     def meet(self) -> None:
         """The threads of the role meet; outside of roles all threads of the program."""
         if self.role < 0:
-            self.w.put("bar.sync", "0")
-        else:
-            self.meet_role()
-
-    def meet_role(self) -> None:
-        """The same at the role's own barrier, where others may wait at the program's."""
-        self.w.put("bar.sync", 15 - max(self.role, 0), self.count)
+            self.w.put("bar.sync", 0)
+        else:  # at a barrier of its own: others may wait at the program's
+            self.w.put("bar.sync", 15 - self.role, self.count)

@@ -8,6 +8,7 @@ is asked for is held as asked, whatever way led to it: renamed, made again, or e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
@@ -283,14 +284,13 @@ class Values:
 
     def size64(self, size: Size) -> str:
         """A Size that depends on Symbols, as a 64-bit register; the frame knows those."""
-        return self.memo.once(("size", size), lambda: self._size64(size))
-
-    def _size64(self, size: Size) -> str:
-        if isinstance(size, int):
-            return self.w.copy("b64", size)
         names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
 
         def apply(name: str, a: str, b: str) -> str:
             return rules.apply(self.w, names.get(name, name), int64, a, b)
 
-        return fold(size, lambda number: self.w.copy("b64", number), self.size64, apply)
+        def make() -> str:
+            number = partial(self.w.copy, "b64")
+            return number(size) if isinstance(size, int) else fold(size, number, self.size64, apply)
+
+        return self.memo.once(("size", size), make)
