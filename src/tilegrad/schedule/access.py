@@ -78,6 +78,14 @@ def placed(at: Mapping[int, Size], rank: int, rest: Iterable[Size] = ()) -> Inde
     return tuple(at[axis] if axis in at else next(others) for axis in range(rank))
 
 
+def spread(x: Node, *parts: tuple[Sequence[int], Size]) -> Index:
+    """An index of a value by parts: some of its axes, and the number of an element along them."""
+    at: dict[int, Size] = {}
+    for axes, number in parts:
+        at.update(zip(axes, unravel(number, [x.shape[a] for a in axes])))
+    return placed(at, len(at))
+
+
 def _reshape(node: Node, index: Index) -> Index:
     """Align runs of axes with equal sizes, so that only what really mixes is divided. What is left
     at the end is equal by a requirement (N as N // 2 rows of 2)."""

@@ -90,15 +90,15 @@ class ControlLowering:
     def start_carries(self) -> list[Any]:
         """Slots of the carries, holding their first values; gives the steps for that."""
         self.steps: list[Any] = []
-        steps = self.steps
+        steps, outer = self.steps, self.outer
         for i in range(self.node.attrs["carries"]):
             first = self.node.inputs[i]
-            current = self.outer.new_slot(first.type, "scratch")
-            if (self.node, i) in self.outer.in_place:
-                self.frame.slots[current].alias = self.outer.slot(first)
-                steps.append(Control("set_slot", (current, self.outer.slot(first)), (-1, 0, 0)))
+            current = outer.new_slot(first.type, "scratch")
+            if (self.node, i) in outer.in_place:
+                self.frame.slots[current].alias = outer.slot(first)
+                steps.append(Control("set_slot", (current, outer.slot(first)), (-1, 0, 0)))
             else:
-                steps.append(Copy((self.outer.slot(first), current)))
+                steps.append(Copy((outer.slot(first), current)))
             self.carries.append(current)
             self.frame.moved.add(current)
         self.following: dict[int, int] = {}
@@ -137,12 +137,13 @@ class ControlLowering:
     def end_carries(self) -> list[Any]:
         """Say where the last carries are; outputs whose Slots were swapped are copied."""
         steps: list[Any] = []
+        outer = self.outer
         for i, current in enumerate(self.carries):
             node = self.wanted.get(i)
             if node is None:
                 continue
-            self.outer.slot_of[node] = current
-            if self.outer.targets is not None or node not in self.outer.wanted:
+            outer.slot_of[node] = current
+            if outer.targets is not None or node not in outer.wanted:
                 continue
             chain = self._aliases(current)
             if self.frame.swapped.isdisjoint(chain):
@@ -150,9 +151,9 @@ class ControlLowering:
                 owner = self.frame.slots[chain[-1]]
                 owner.kind = "output" if owner.kind == "scratch" else owner.kind
             else:
-                out = self.outer.new_slot(node.type, "output")
+                out = outer.new_slot(node.type, "output")
                 steps.append(Copy((current, out)))
-                self.outer.slot_of[node] = out
+                outer.slot_of[node] = out
         return steps
 
     def _aliases(self, number: int) -> list[int]:
@@ -165,7 +166,7 @@ class ControlLowering:
 
     def lower_scan(self) -> None:
         """for counter in range(length): point views, run the Block, turn the carries."""
-        node, frame = self.node, self.frame
+        node, frame, outer = self.node, self.frame, self.outer
         count, length = node.attrs["carries"], node.attrs["length"]
         held = frame.counters
         counter = frame.counter()
@@ -175,13 +176,13 @@ class ControlLowering:
         sliced = ops.scan_slices(node)
         slots = list(self.carries)
         for i in range(count, count + sliced):
-            slots.append(views.point(node.blocks[0].arguments[i], self.outer.slot(node.inputs[i])))
-        slots += [self.outer.slot(i) for i in node.inputs[count + sliced :]]
+            slots.append(views.point(node.blocks[0].arguments[i], outer.slot(node.inputs[i])))
+        slots += [outer.slot(i) for i in node.inputs[count + sliced :]]
         targets, stacked = self.carry_targets(), {}
         for i, result in enumerate(node.blocks[0].results[count:], count):
             if i in self.wanted:
-                whole = self.outer.place(self.wanted[i])
-                self.outer.slot_of[self.wanted[i]] = whole
+                whole = outer.place(self.wanted[i])
+                outer.slot_of[self.wanted[i]] = whole
                 stacked[i] = views.point(result, whole)
                 targets[i] = lambda i=i: stacked[i]
         start += [

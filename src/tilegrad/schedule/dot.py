@@ -78,8 +78,8 @@ class DotLowering:
         problem = self.problem
         turned = problem.b.op is ops.permute or (problem.grouped and problem.k_last)
         batch, m, _, n = problem.most
-        given = (batch, m, high(self.depth), n, self.target, self.accumulator)
-        plan = plans.Problem(*given, turned, not self.sums_in_result()).best()
+        sizes, apart = (batch, m, high(self.depth), n), not self.sums_in_result()
+        plan = plans.Problem(*sizes, self.target, self.accumulator, turned, apart).best()
         return replace(plan, block_m=self.rows_of_group(plan.mr)) if problem.grouped else plan
 
     def rows_of_group(self, unit: int) -> int:

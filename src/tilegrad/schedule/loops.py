@@ -342,6 +342,6 @@ class ColumnLoops(Reductions):
             offset = offset_of(node, index)
             if coefficient(offset, e.lane) != 1:
                 continue
-            for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
+            for part in range(0, self.lanes, 64 // node.dtype.size):
                 at = substitute(offset, {e.lane: e.base + part})
                 b.prefetch(self.sheet.inputs[node], at)

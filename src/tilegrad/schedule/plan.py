@@ -148,7 +148,7 @@ def balanced(m: int, most: int) -> int:
     """Rows of a register tile so that the last panel wastes little."""
     if m <= most:
         return m
-    options = range(max(1, most - 3), most + 1)
+    options = range(most - 3, most + 1)
     return min(options, key=lambda r: (round_up(m, r) * (1 + 0.06 * (most - r)), -r))
 
 

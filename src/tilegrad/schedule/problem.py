@@ -24,7 +24,7 @@ from ..ir.symbol import (
     round_up,
 )
 from ..ir.types import product
-from .access import Index, placed, strides_of, unravel
+from .access import Index, spread, strides_of, unravel
 from .evaluate import Evaluator
 from .sheet import Sheet
 
@@ -60,11 +60,8 @@ class Problem:
 
     def index(self, side: int, batch: Size, other: Size, k: Size) -> Index:
         """Where an operand is read: a at a row, b at a column."""
-        shape = self.n_shape if side else self.m_shape
-        at = dict(zip(self.batch[side], unravel(batch, self.batch_shape)))
-        at.update(zip(self.free[side], unravel(other, shape)))
-        at.update(zip(self.contract[side], unravel(k, self.k_shape)))
-        return placed(at, len(at))
+        of = ((self.batch, batch), (self.free, other), (self.contract, k))
+        return spread(self.node.inputs[side], *((axes[side], number) for axes, number in of))
 
     def result_index(self, batch: Size, m: Size, n: Size) -> Index:
         """The index of an element of the result."""
@@ -168,7 +165,7 @@ class Grouped(OfMatrices):
     def most(self) -> tuple[int, int, int, int]:
         """Sizes that Plans are chosen by: rows as if groups had equal ones."""
         batch, m, k, n = (high(s) for s in self.sizes)
-        return min(batch, max(1, m)), ceil_divide(m, batch), k, n
+        return min(batch, m), ceil_divide(m, batch), k, n
 
     def blocks(self, e: Evaluator, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
         """A program for each block of rows that there may be, group g's from number
@@ -181,7 +178,7 @@ class Grouped(OfMatrices):
 
         def begins(at: Size) -> Size:
             value = b.cast(e.value(self.offsets, (at,)), int64)
-            return b.bounded("offset", value, 0, max(1, high(m)))
+            return b.bounded("offset", value, 0, high(m))
 
         for half in reversed(range((count - 1).bit_length())):  # the last that begins by then
             at = b.bounded("at", b.apply("add", row_group, 1 << half), 0, count - 1)

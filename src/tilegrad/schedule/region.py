@@ -69,6 +69,11 @@ class Region:
         return [v for v in self.stored if not isinstance(v.type, Tuple)]
 
     @property
+    def reduces(self) -> list[Node]:
+        """Its reductions."""
+        return [v for v in self.values if v.op in REDUCE]
+
+    @property
     def items(self) -> dict[int, int]:
         """Where among them each result of its op is, by number: 0 for an op of one result."""
         return {v.attrs.get("index", 0): i for i, v in enumerate(self.arrays)}

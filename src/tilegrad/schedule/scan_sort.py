@@ -42,10 +42,6 @@ class Axis:
         """The index of element k of a line; lines are numbered by (outer, inner)."""
         return self.index(floor_divide(line, self.inner), k, modulo(line, self.inner))
 
-    def offset(self, index: Index) -> Size:
-        """The linear offset of an element."""
-        return offset_of(self.x, index)
-
 
 def lower_scan(region: Region) -> Bodies:
     """A running sum, product, maximum or minimum."""
@@ -79,7 +75,7 @@ def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[in
                 x = b.cast(e.value(low.x, at), own)
                 total[0] = b.apply(COMBINE[kind], total[0], b.broadcast(x, shape))
                 whole = total[0] if before is None else b.apply(COMBINE[kind], before, total[0])
-                e.store(sheet.outputs[low.node], whole, low.offset(at))
+                e.store(sheet.outputs[low.node], whole, offset_of(low.x, at))
         return total[0]
 
     if not shape or kept is dtype or high(low.size) <= BLOCK:
@@ -109,5 +105,5 @@ def lower_sort(region: Region) -> Bodies:
     for k in b.each("k", 0, low.size):
         for v, memory in sheet.outputs.items():
             value = b.load(arrays[v.attrs["index"]], (k,))
-            e.store(memory, value, low.offset(low.index(outer, k, inner)))
+            e.store(memory, value, offset_of(x, low.index(outer, k, inner)))
     return [sheet.end(grid)]

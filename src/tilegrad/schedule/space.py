@@ -34,6 +34,7 @@ from .access import (
     below,
     offset_of,
     placed,
+    spread,
     symbolic,
     unravel,
     walk_down,
@@ -48,9 +49,7 @@ def reduce_index(node: Node, row: Size, column: Size) -> Index:
     """Where a reduction reads its input for result number `row`, reduced element `column`."""
     x, axes = node.inputs[0], axes_of(node)
     kept = [a for a in range(len(x.shape)) if a not in axes]
-    at = dict(zip(kept, unravel(row, [x.shape[a] for a in kept])))
-    at.update(zip(axes, unravel(column, [x.shape[a] for a in axes])))
-    return placed(at, len(x.shape))
+    return spread(x, (kept, row), (axes, column))
 
 
 def is_blocked(node: Node) -> bool:
@@ -83,8 +82,7 @@ class Space:
         self.region, self.target, self.name = region, region.target, region.name
         self.members, self.all_values = set(region.values), region.known
         self.reads, self.stored_reads = region.inputs, set(region.inputs)
-        self.reduces = [v for v in region.values if v.op in REDUCE]
-        self.order = region.order
+        self.reduces, self.order = region.reduces, region.order
         if region.kind == "mixed":
             node = region.anchor
             last = len(node.inputs[0].shape) - 1

@@ -36,25 +36,27 @@ MOST_PARTS = 256  # blocks of a row
 MOVED = {*MOVEMENT, ops.cast}
 
 
+def sums_last(node: Node) -> bool:
+    """Whether a value is a sum over the last axis alone."""
+    return node.op is ops.sum_ and node.attrs["axes"] == (len(node.inputs[0].shape) - 1,)
+
+
 def is_part(node: Node) -> bool:
     """Whether a sum is one over blocks of columns: (..., blocks, block) -> (..., blocks)."""
-    if node.op is not ops.sum_ or node.inputs[0].op is not ops.reshape:
+    if not sums_last(node) or node.inputs[0].op is not ops.reshape:
         return False
     folded, source = node.inputs[0].shape, node.inputs[0].inputs[0].shape
-    last = node.attrs["axes"] == (len(folded) - 1,)
-    return last and len(folded) == len(source) + 1 and folded[:-2] == source[:-1]
+    return len(folded) == len(source) + 1 and folded[:-2] == source[:-1]
 
 
 def is_whole(node: Node) -> bool:
     """Whether a sum adds up the sums of all blocks of a row, or one row of one token."""
-    if node.op is not ops.sum_:
+    if not sums_last(node):
         return False
-    if node.size == 1 and node.inputs[0].op.category in ELEMENTWISE:
-        return node.attrs["axes"] == (len(node.inputs[0].shape) - 1,)
-    if not is_part(node.inputs[0]):
-        return False
-    parts = node.inputs[0].shape
-    return node.attrs["axes"] == (len(parts) - 1,) and high(parts[-1]) <= MOST_PARTS
+    parts = node.inputs[0]
+    if node.size == 1 and parts.op.category in ELEMENTWISE:
+        return True
+    return is_part(parts) and high(parts.shape[-1]) <= MOST_PARTS
 
 
 def hand_over(lowering: Lowering) -> None:

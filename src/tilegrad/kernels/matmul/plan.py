@@ -133,7 +133,7 @@ def few_tokens(x: Operands, target: Target) -> Plans:
     m = high(x.m)
     cores = target.cores
     for rows, split in itertools.product((128, 256) if x.gated else (64, 128, 256), (1, 2, 3, 4)):
-        wide = round_up(max(1, m), width_step(x) * split)
+        wide = round_up(m, width_step(x) * split)
         depth = depth_of(x, rows + wide)
         tiles = tiles_of(x, WidePlan((rows, wide, depth)), True)
         if split > 1 and tiles > CLUSTERS[split]:

@@ -106,7 +106,7 @@ class FlatTiles(ThreadPart):
     def cut_tile(self, size: int, rows: Size, inner: Size) -> tuple[int, int]:
         """(rows, lanes) of about `size` elements."""
         lanes = min(size, tight(high(inner)))
-        return max(1, min(size // lanes, power_of_two(high(rows)))), lanes
+        return min(size // lanes, power_of_two(high(rows))), lanes
 
     def pieces(self) -> int:
         """Into how many equal pieces lines are cut so that each lies within one part of whatever

@@ -111,17 +111,10 @@ def _fits(first: Region, second: Region, values: set[Node]) -> bool:
     columns = first.columns
     if not isinstance(columns, int) or not SHORTEST < columns <= LONGEST or high(first.rows) < 256:
         return False
-    reduces = reductions(second)
+    reduces = second.reduces
     if not reduces or len(reduces) > MOST_ACCUMULATORS or any(v.op is ops.argmax for v in reduces):
         return False
-    if not any(v.op in REDUCE for v in first.values):
-        return False
-    return all(_aligned(v, first, second, values) for v in reduces)
-
-
-def reductions(region: Region) -> list[Node]:
-    """The reductions of a Region."""
-    return [v for v in region.values if v.op in REDUCE]
+    return bool(first.reduces) and all(_aligned(v, first, second, values) for v in reduces)
 
 
 def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> bool:
@@ -150,12 +143,12 @@ def lower_pair(pair: Pair) -> Bodies:
     pair.first.inputs, pair.first.name, pair.second.name = pair.inputs, pair.name, pair.name
     space = ThreadSpace(pair.first)
     space.settle(columns)
-    sums = reductions(pair.second)
+    sums = pair.second.reduces
     lanes = power_of_two(columns)
     each = EACH if len(space.reduces) < 3 else MANY
     warps = space.warps_for(lanes, each)
     resident = max(1, BUSY // (warps * WARP * each))  # programs of a core, within its registers
-    programs = max(1, min(resident * pair.target.cores, high(rows) // 8))
+    programs = min(resident * pair.target.cores, high(rows) // 8)
     sheet = space.sheet(pair.name, parts_of(sums, programs * columns, "result"))
     PairRows(space, sheet, sums).over_rows(rows, columns, lanes, programs)
     first = sheet.end(programs, warps=warps, resident=resident)

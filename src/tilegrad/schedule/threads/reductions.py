@@ -75,14 +75,14 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
 
 def rows_held(space: ThreadSpace, rows: int, lanes: int, each: int) -> int:
     """Rows of a program: several where they are short, or where reads run across them."""
-    most = power_of_two(max(1, rows))
+    most = power_of_two(rows)
     if invariant():
         return 1  # how a tile lies in threads sets the order of its sums
     if space.turned() and lanes <= 1024:
         return min(most, 16 if lanes > 64 else 32)
     if lanes > WARP * each:
         return 1
-    many = min(most, max(1, 4 * WARP * each // lanes))
+    many = min(most, 4 * WARP * each // lanes)
     while many > 1 and rows < space.programs_wanted() // 2 * many:
         many //= 2
     return many
@@ -165,7 +165,7 @@ def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
 def in_parts(count: Size, parts: int, unit: int) -> tuple[int, int]:
     """How long parts are, a multiple of a unit, and how many of about so many there are then."""
     length = -(-high(count) // (parts * unit)) * unit
-    return length, -(-high(count) // max(1, length))
+    return length, -(-high(count) // length)
 
 
 # ---- by columns ----------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from ...tile.build import BodyBuilder
 from ...tile.numeric import COMBINE, identity
 from ...tile.value import TileValue
 from .. import sheet as parameters
+from ..access import offset_of
 from ..evaluate import running
 from ..family import Bodies, Made
 from ..region import Region
@@ -248,7 +249,8 @@ class SortLowering(ScratchSort):
         e, axis = sheet.e, self.axis
         with e.vector(start, pair[0].shape[0], axis.size) as lane:
             for v, memory in sheet.outputs.items():
-                e.store(memory, pair[v.attrs["index"]], axis.offset(axis.line_index(line, lane)))
+                place = offset_of(axis.x, axis.line_index(line, lane))
+                e.store(memory, pair[v.attrs["index"]], place)
 
 
 def lower_sort(region: Region) -> Bodies:
@@ -277,7 +279,7 @@ def lower_scan(region: Region) -> Bodies:
     else:
         lanes = max(2, min(ELEMENTS, power_of_two(size)))
         many = min(ELEMENTS // lanes, power_of_two(high(axis.lines)))
-        rows = 1 if lanes > 256 else max(1, many)
+        rows = 1 if lanes > 256 else many
         sizes = (ceil_divide(axis.lines, rows),)
     grid, (first, *block) = sheet.programs(*sizes)
     shape = (lanes,) if across else (rows, 1) if rows > 1 else ()
@@ -292,7 +294,7 @@ def lower_scan(region: Region) -> Bodies:
             last = 0 if across else len(e.full) - 1
             run = b.add(tile_ops.cumulative(x, axis=last, kind=kind))
             run = b.apply(COMBINE[kind], b.cast(before[0], dtype), run)
-            e.store(sheet.outputs[node], run, axis.offset(index))
+            e.store(sheet.outputs[node], run, offset_of(axis.x, index))
             total = b.reduce(x, last, kind)
             total = e.column(total) if last and total.shape else total
         before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))

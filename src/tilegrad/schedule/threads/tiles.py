@@ -183,12 +183,13 @@ class TileEvaluator(ExponentEvaluator):
         by_row, by_lane, start = found
         bytes_ = self.lanes * (self.rows + 8) * memory.dtype.size
         turns = self.turns and min(self.rows, self.lanes) >= 4 and bytes_ <= TURN_BYTES
-        if turns and by_row == 1 and by_lane not in (0, 1) and guard is None:
-            return self._turned(memory, by_lane, start)
-        seen = self._seen(memory, by_row, by_lane, start)
+        turns = turns and by_row == 1 and by_lane not in (0, 1) and guard is None
+        seen = self._seen(memory, by_row, by_lane, start, turns)
         if seen is None:
             return self._gathered(memory, offset, guard)
         place, index = seen
+        if turns:
+            return self._turned(place, index)
         x = b.load(place, index, *self._span(by_row, by_lane, guard))
         return self.column(x) if by_lane == 0 else x
 
@@ -204,10 +205,14 @@ class TileEvaluator(ExponentEvaluator):
             return (self.rows,), (0,), b.logical_and(self.row_mask, guard)
         return self.full, (0, 1), b.logical_and(self.inside(), guard)
 
-    def _seen(self, memory: Node, by_row: Size, by_lane: Size, start: Size) -> Any:
-        """The view and index of an affine access, or None where it has no plain one."""
+    def _seen(
+        self, memory: Node, by_row: Size, by_lane: Size, start: Size, turned: bool = False
+    ) -> Any:
+        """The view and index of an affine access, turned or not, or None where it has no plain
+        one."""
         axes = [(by_row, self.row_base), (by_lane, self.base)]
-        return seen_along(self.body, memory, [(s, base) for s, base in axes if s != 0], start)
+        along = [(s, base) for s, base in (axes[::-1] if turned else axes) if s != 0]
+        return seen_along(self.body, memory, along, start)
 
     def _gathered(self, memory: Node, offset: Size, guard: Node | None) -> Node:
         """Elements at offsets, as wide as the offsets and the guard."""
@@ -231,18 +236,14 @@ class TileEvaluator(ExponentEvaluator):
             mask = b.logical_and(mask, self.lane_mask)
         return None if mask is None else b.broadcast(mask, shape)
 
-    def _turned(self, memory: Node, by_lane: Size, start: Size) -> Node:
+    def _turned(self, memory: Node, index: Index) -> Node:
         """A read that runs along the rows: loaded so, and turned in shared memory."""
         b = self.body
-        assert self.row is not None and self.lane is not None
         shape = (self.lanes, self.rows)
         mask = b.logical_and(
             None if self.lane_mask is None else self.column(self.lane_mask), self.row_mask
         )
-        seen = seen_along(self.body, memory, [(by_lane, self.base), (1, self.row_base)], start)
-        if seen is None:
-            return self._gathered(memory, by_lane * self.lane + self.row + start, None)
-        source = b.load(seen[0], seen[1], shape, mask=mask)
+        source = b.load(memory, index, shape, mask=mask)
         pad = max(1, 4 // memory.dtype.size)  # a word more than a power of two: other banks
         place = b.allocate((self.lanes, self.rows + pad), memory.dtype, "shared")
         b.store(place, source, (0, 0))

@@ -145,7 +145,7 @@ class UpdateLowering(Update):
         lines: Size = 1 if alone else self.count
         size = self.count if alone else self.span
         lanes = min(2048, power_of_two(high(size)))
-        rows = max(1, min(2048 // lanes, power_of_two(high(lines))))
+        rows = min(2048 // lanes, power_of_two(high(lines)))
         if alone:
             self.span = size
         grid, row, head, base = self.cut(lanes, ceil_divide(lines, rows))
@@ -175,7 +175,7 @@ class UpdateLowering(Update):
     def few(self) -> Made:
         """A program for each index and block of unindexed elements; one of equal ones writes."""
         memory = self.begin(self.name, state=True)["state"]
-        b, e, size = self.b, self.e, max(2, power_of_two(high(self.count)))
+        b, e, size = self.b, self.e, power_of_two(high(self.count))
         lanes = min(1024, power_of_two(high(self.span)))
         grid, at, head, base = self.cut(lanes, self.count)
         key = self.destination(at)
@@ -312,7 +312,7 @@ class UpdateLowering(Update):
     def number(self, memory: dict[str, Node], at: Size) -> Size:
         """The index number at a place in the order."""
         node = self.b.cast(self.e._load(memory["numbers"], at), int64)
-        return self.e.atom("number", node, 0, max(1, high(self.count) - 1))
+        return self.e.atom("number", node, 0, high(self.count) - 1)
 
     def owned_elements(self, memory: dict[str, Node]) -> Made:
         """Tiles over (pairs, unindexed elements) in one line: as many turns as the longest run."""
@@ -335,7 +335,7 @@ class UpdateLowering(Update):
                     live = b.apply("less", b.index(t), length)
                     spot = b.apply("add", b.index(at), b.index(t))
                     spot = b.where(live, spot, 0)
-                    place = e.atom("spot", spot, 0, max(1, high(self.count) - 1))
+                    place = e.atom("spot", spot, 0, high(self.count) - 1)
                     new = self.combine(found[0], self.read(self.number(memory, place), inner))
                     found[0] = b.where(live, new, found[0])
             e.store(memory["state"], found[0], where, owns)
