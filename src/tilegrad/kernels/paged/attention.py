@@ -128,8 +128,7 @@ class Items(Steps):
         """Queries, and empty sums."""
         rows, self.of = self.plan.rows, of  # the item at work
         self.sees, self.tokens = of["sees"], of["tokens"]
-        self.load_factors()
-        self.load_sinks()
+        self.load_extras()
         self.load_queries()
         tile.write(self.total, tile.zeros((self.widths[1], rows)))
         return tile.full((rows,), -tile.INF), tile.zeros((self.plan.block, rows))
@@ -275,9 +274,7 @@ class ThreadItems(Items):
     def pages(self, step: Any) -> list[Any]:
         """Numbers of the pages of a step; past the last key the last page again."""
         x, plan, of = self.x, self.plan, self.of
-        keys = tile.minimum(
-            tile.maximum(self.sees + self.tokens - 1, 1), high(x.most_pages) * x.page
-        )
+        keys = clamped(self.sees + self.tokens - 1, 1, high(x.most_pages) * x.page)
         first, last = self.block(step) * plan.block // x.page, (keys - 1) // x.page
         entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
         return [tile.load(self.table[of["request"], p]) for p in entries]

@@ -135,8 +135,8 @@ class _Prefill(WideAttention):
     notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
 
     def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder) -> None:
-        self.paged = x
         super().__init__(shape_of(x), plan, b)
+        self.paged, self.operand = x, float16 if x.scaled else x.dtype
 
     def place(self) -> None:
         """See `WideAttention`; blocks of pages land in the rings."""
@@ -178,10 +178,6 @@ class _Widened(_Prefill):
     """
 
     registers = {1: (0, 0), 2: (72, 216)}
-
-    def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder) -> None:
-        super().__init__(x, plan, b)
-        self.operand = float16
 
     def place(self) -> None:
         """Beside the rings: a block of keys and one of values as they lie in the cache."""

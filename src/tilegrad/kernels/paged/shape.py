@@ -103,7 +103,7 @@ class PagedPlan:
         requests = x.requests + 1
         whole = floor_divide(x.tokens, self.per(x)) + requests
         if self.below:
-            whole = minimum(whole, requests * -(-(self.below - 1) // self.per(x)))
+            whole = minimum(whole, requests * ceil_divide(self.below - 1, self.per(x)))
         return minimum(x.tokens, whole)
 
     def ranges(self, x: PagedShape) -> int:
@@ -182,9 +182,10 @@ def choose(x: PagedShape, target: Target, queries: int = 1, below: int = 0) -> P
         return plan
     keys = high(x.most_pages) * x.page * high(plan.row_blocks(x))
     if keys <= SHORT * plan.ranges(x):
-        plan = replace(_filled(x, target, queries, 64), below=below)
-        most = -(-keys // (plan.ranges(x) * plan.block)) + 1  # blocks of a program, about
-        plan = replace(plan, stages=min(plan.stages, max(2, most)))  # the next launch has room
+        small = _filled(x, target, queries, 64)
+        most = -(-keys // (small.ranges(x) * small.block)) + 1  # blocks of a program, about
+        stages = min(small.stages, max(2, most))  # the next launch has room
+        plan = replace(small, below=below, stages=stages)
     # Where every row block is cut, all combine at the end: many small programs do that sooner. With
     # one token a request that is no sooner than a launch more takes.
     return replace(plan, joined=queries == 1)

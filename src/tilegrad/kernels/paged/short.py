@@ -99,7 +99,7 @@ class _Short(Steps):
         if x.window:
             self.first = tile.maximum(self.sees + 1 - x.window, 0) // plan.block
         blocks = tile.ceil_divide(self.sees, plan.block) - self.first
-        mine = tile.maximum((blocks - self.rank + many - 1) // many, 0)
+        mine = tile.maximum(tile.ceil_divide(blocks - self.rank, many), 0)
         self.blocks = tile.hold(mine, "blocks", (0, -(-self.most_blocks // many)))
         owner = (self.sees // plan.block - self.first) % many
         self.owns = tile.cast(owner, int64) == self.rank
@@ -120,7 +120,7 @@ class _Short(Steps):
         each = plan.rows * (self.widths[1] // plan.cluster + 2) * float32.size
         self.gathered.expect(0, each * plan.cluster)
         self.make_tiles()
-        self.load_factors()
+        self.load_extras()
         self.find()
         page = bounded(self.table[self.request, self.sees // x.page], "page", x.pages - 1)
         best, sums = self.begin()
@@ -148,7 +148,6 @@ class _Short(Steps):
         columns = tile.arange(self.widths[1])
         value = self.load_value(self.at_value(columns[:, None]))
         self.value = self.load_value(columns[None, :])
-        self.load_sinks()
         angle = self.angles(column)
         queries = tile.cast(tile.cast(self.rotated("q", heads, angle), x.dtype), self.operand)
         tile.write(self.queries, queries)

@@ -46,8 +46,7 @@ def page_numbers(
     known = tile.minimum(tile.ceil_divide(keys, x.page), x.most_pages)
     inside = line < (x.most_pages if early else known)
     found = tile.load(table, (request, at), (count,), mask=inside)
-    seen = line < known if early else inside
-    return tile.where(seen, tile.cast(found, int64), -1)
+    return tile.where(line < known, found, -1)
 
 
 def page_part(
@@ -115,13 +114,11 @@ class Steps:
         """The column of a value that stands at a row of the sums."""
         return mixed_order(at, True) if self.x.scaled else at
 
-    def load_factors(self) -> None:
-        """The scales of a key head in a cache of 8 bits."""
+    def load_extras(self) -> None:
+        """The scales of a key head in a cache of 8 bits; the exponents of 2 that sums of the rows
+        begin with, if heads have sinks."""
         if self.x.scaled:
             self.factors = [tile.load(self.memory["scales"][i, self.head]) for i in range(2)]
-
-    def load_sinks(self) -> None:
-        """The exponents of 2 that sums of the rows begin with, if heads have sinks."""
         if self.x.sinks:
             head = tile.unsigned_remainder(tile.arange(self.plan.rows), self.x.group)
             found = tile.load(self.memory["sinks"], head + self.head * self.x.group)

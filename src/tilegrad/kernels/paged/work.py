@@ -54,8 +54,7 @@ def request_of(token: Any, starts: Any, requests: Size) -> Any:
     """The number of a token's request; that of requests, if it belongs to none."""
     inside = tile.arange(power(requests)) < requests
     ends = tile.load(starts, (1,), inside.shape, mask=inside)
-    over = tile.cast(ends, int64) <= token
-    return tile.sum(tile.cast(over & inside, int64), 0)
+    return tile.sum(tile.cast((ends <= token) & inside, int64), 0)
 
 
 @tile.function
@@ -77,7 +76,7 @@ def for_row_blocks(
     size = power(x.requests)
     chunk = max(8, min(CHUNK, HELD // size))
     inside = tile.arange(size) < x.requests
-    begin, end = (tile.cast(tile.load(starts[i : i + size], mask=inside), int64) for i in (0, 1))
+    begin, end = (tile.load(starts[i : i + size], mask=inside) for i in (0, 1))
 
     def blocks_of(tokens: Any) -> Any:
         """How many blocks so many tokens of a request are."""
@@ -97,10 +96,10 @@ def for_row_blocks(
         before = tile.max(tile.where(over, ends, 0), 1)
         own = number - before  # its number among the blocks of the request
         known = request < x.requests
-        first = tile.cast(tile.load(starts, request), int64)
-        last = tile.cast(tile.load(starts, request + 1, mask=known), int64)
+        first = tile.load(starts, request)
+        last = tile.load(starts, request + 1, mask=known)
         tokens = tile.where(known, last, index_of(x.tokens)) - first
-        length = tile.cast(tile.load(lengths, request, mask=known), int64)
+        length = tile.load(lengths, request, mask=known)
         found = fields(request, first, tokens, length, own * each)
         there = known | (own < nobody)
         for place, value in enumerate(found):
@@ -175,7 +174,7 @@ class _Items:
         else:
             most = tile.hold(tile.max(known[3], 0), "most", (0, self.ranges))
             for part in tile.range(most):
-                self.write_part(tile.cast(part, int64), known, found)
+                self.write_part(part, known, found)
 
     def write_part(self, k: Any, known: Sequence[Any], found: dict[str, Any]) -> None:
         """Part k of every row block that has so many."""
