@@ -92,8 +92,7 @@ class Range:
         if self.bounds is not None:
             return self.bounds
         first, size = low(self.lower), high(self.upper) - low(self.lower)
-        known = isinstance(self.lower, int)  # where it begins
-        last = (size - 1) // self.step * self.step if known else size - 1
+        last = (size - 1) // self.step * self.step if self.plain else size - 1
         return first, first + max(0, last)
 
     def limit(self) -> Limit:

@@ -233,8 +233,8 @@ def number_at(memory: Any, *index: Any) -> Any:
 
 def bounded(value: Any, name: str, most: Size, least: int = 0) -> Any:
     """A number from memory, brought within its bounds: what is simplified relies on them."""
-    bounds = least, high(most)
-    return tile.hold(clamped(tile.cast(value, int64), *bounds), name, bounds)
+    value = tile.minimum(tile.maximum(tile.cast(value, int64), least), high(most))
+    return tile.hold(value, name, (least, high(most)))
 
 
 def block_count(x: AttentionShape, rows: int, memory: Memories, of_keys: bool = False) -> Size:

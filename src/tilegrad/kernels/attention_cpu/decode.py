@@ -182,7 +182,7 @@ class Decode(Rows):
         """Scores, softmax and values of a block of keys."""
         n, count, source = self.lanes, self.count, self.source
         whole = count if source.several else count // n * n
-        for j in tile.range(0, whole, n):
+        for j in tile.range(0, whole, n, bounds=(0, self.plan.keys - n)):
             if not source.run:
                 source.ask_rows("k", self.key_head, self.key + j + AHEAD)
             self.score_some(j, None)
@@ -225,17 +225,17 @@ class Decode(Rows):
     @tile.function
     def soften(self, r: Any) -> None:
         """Scores of a row to probabilities (not yet divided); its result and sum fade."""
-        n = self.lanes
+        n, bounds = self.lanes, (0, self.plan.keys - self.lanes)
         stop = tile.ceil_divide(self.count, n) * n
         top = tile.full((n,), -tile.INF, self.sum)
-        for j in tile.range(0, stop, n):
+        for j in tile.range(0, stop, n, bounds=bounds):
             top = greater(tile.load(self.scores[r, j : j + n]), top)
         before = tile.load(self.most[r])
         most = greater(tile.max(top, 0), before)
         base = finite(most)
         decay = self.weight(before, base)
         sums = tile.zeros((n,), self.sum)
-        for j in tile.range(0, stop, n):
+        for j in tile.range(0, stop, n, bounds=bounds):
             weight = self.weight(self.scores[r, j : j + n], base)
             self.scores[r, j : j + n] = weight
             sums = sums + weight
@@ -262,14 +262,14 @@ class Decode(Rows):
         sums = [tile.load(self.result, (first, d), (rows, plan.panel)), *[zeros] * (ways - 1)]
         runs: Any = (0,)
         if run < plan.keys:
-            runs = tile.range(0, self.count, run)
+            runs = tile.range(0, self.count, run, bounds=(0, plan.keys - run))
         for j in runs:
             place = source.place("v", self.key_head, self.key + j)
             ahead = tile.minimum(self.key + j + plan.keys, self.upper - 1) // run * run
             following = source.place("k", self.key_head, ahead)
             here = tile.minimum(self.count - j, run)
             even = here // ways * ways
-            for i in tile.range(0, even, ways, unroll=4 // ways):
+            for i in tile.range(0, even, ways, unroll=4 // ways, bounds=(0, run - ways)):
                 for way in range(ways if asks else 0):
                     source.ask(following, i + way)
                 sums = [

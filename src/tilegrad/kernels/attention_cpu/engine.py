@@ -344,7 +344,7 @@ class TileUnit(Vectors):
                 of.place[row, columns] *= of.fade[columns]
         rows = tile.ceil_divide(of.down, TILE)
         odd = rows % 2 if isinstance(rows, int) else 0
-        for row in tile.range(0, rows - odd, 2):
+        for row in tile.range(0, rows - odd, 2, bounds=(0, max(0, tile.most(rows - odd) - 2))):
             self.row(of, [row, row + 1])
         if odd:
             self.row(of, [rows - 1])

@@ -177,7 +177,7 @@ class Scored(BodyWriter):
         if low is not None:
             hidden |= self.key < self.stop - 1 + low
         if hidden:  # square by square of scores: lanes keys down, lanes queries across
-            for j in tile.range(0, self.count, n):
+            for j in tile.range(0, self.count, n, bounds=(0, round_up(self.plan.keys, n) - n)):
                 for i in tile.range(0, self.plan.strip, n):
                     s, at = tile.load(self.scores, (j, i), (n, n)), (self.first + i, self.key + j)
                     if holes.changed:
@@ -243,7 +243,7 @@ class Forward(Scored):
         strips: Any = (0,)
         if size < plan.queries:
             self.v.take(*where)
-            strips = tile.range(0, stop - first, size)
+            strips = tile.range(0, stop - first, size, bounds=(0, plan.queries - size))
         for offset in strips:
             if size < plan.queries:
                 self.first, self.stop = first + offset, tile.minimum(first + offset + size, stop)
@@ -281,7 +281,8 @@ class Forward(Scored):
             total = self.total[at : at + width] * decay
             self.most[at : at + width] = most
             self.decay[at : at + width] = decay
-            for j in tile.range(0, rows, together, unroll=2 // together):
+            unroll, bounds = 2 // together, (0, keys - together)
+            for j in tile.range(0, rows, together, unroll=unroll, bounds=bounds):
                 scores = [self.scores[j + n, c : c + width] for n in range(together)]
                 found = [self.weight(score, base) for score in scores]
                 kept = [times(p, self.kept(j + n, c, width)) for n, p in enumerate(found)]
@@ -346,7 +347,8 @@ class Backward(Scored):
             base, delta = (
                 tile.load(place, (c,), (plan.panel,)) for place in (self.base, self.delta)
             )
-            for j in tile.range(0, rows, together, unroll=2 // together):
+            unroll, bounds = 2 // together, (0, plan.keys - together)
+            for j in tile.range(0, rows, together, unroll=unroll, bounds=bounds):
                 of_keys = [
                     self.probability_and_gradient(j + i, c, base, delta) for i in range(together)
                 ]
