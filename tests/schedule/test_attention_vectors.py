@@ -224,7 +224,7 @@ def test_a_split_over_keys_is_combined() -> None:
     nodes, outputs = graph(values, more)
     target = host().with_cores(8)
     schedule = schedule_for(nodes, outputs, target)
-    assert [s.body.grid for s in schedule.kernels[0].steps] == [(3,), (1,)]
+    assert [s.body.grid for s in schedule.kernels[0].steps] == [(1, 1, 1, 3), (1, 1, 1, 1)]
     got = run_interpreted(target, nodes, outputs, [*values, *more.values()])
     for g, w in zip(got, interpret(outputs, dict(zip(nodes, [*values, *more.values()])))):
         compare(np.asarray(g).reshape(w.shape), w, 4e-6)

@@ -31,8 +31,8 @@ DTYPES = (float32, float64, bfloat16, float16)  # of kernels on vectors
 NO_PLAN = "no Plan fits shared memory"
 RESULTS = (FORWARD, ("dq",), ("dk", "dv"))  # of tokens of one side
 
-# the launches, in order, that give at least the results with these numbers; and their name
-Writer = Callable[[set[int], str], list[Body]]
+# the launches, in order, that give at least these results; and their name
+Writer = Callable[[set[str], str], list[Body]]
 
 
 class AttentionFamily(Family):
@@ -58,21 +58,22 @@ class AttentionFamily(Family):
 
     def lower(self, region: Region, offer: Offer) -> Bodies:
         """The Bodies of a Node."""
-        node, wanted, x = region.anchor, region.items, shape_of(region.anchor)
-        gives = FORWARD if node.op is ops.attention else GRADIENTS
-        given = [name for name, _ in parameters(x, memories(node), gives)]  # as the Node has them
-        inputs, results = dict(zip(given, node.inputs)), given[len(node.inputs) :]
+        node, x = region.anchor, shape_of(region.anchor)
+        results = FORWARD if node.op is ops.attention else GRADIENTS
+        given = [name for name, _ in parameters(x, memories(node), results)]  # as the Node has them
+        inputs = dict(zip(given, node.inputs))
+        stored = {results[number]: place for number, place in region.items.items()}
 
         def role(parameter: Node) -> tuple[str, Any]:
             own = parameter.attrs["name"]
             if own in inputs:
                 return "read", region.inputs.index(inputs[own])
-            if own in results and results.index(own) in wanted:
-                return "store", wanted[results.index(own)]
+            if own in stored:
+                return "store", stored[own]
             return "scratch", (Array(parameter.shape, parameter.dtype), own)
 
         write: Writer = self.kernels(node, x, region.target)
-        return [Made(b, [role(p) for p in b.parameters]) for b in write(set(wanted), region.name)]
+        return [Made(b, [role(p) for p in b.parameters]) for b in write(set(stored), region.name)]
 
 
 class VectorAttention(AttentionFamily):
@@ -90,8 +91,8 @@ class VectorAttention(AttentionFamily):
             return "nothing to compute"
         more = memories(node)
 
-        def forward(wanted: set[int], name: str) -> list[Body]:
-            given = parameters(x, more, FORWARD if 1 in wanted else FORWARD[:1])
+        def forward(wanted: set[str], name: str) -> list[Body]:
+            given = parameters(x, more, FORWARD if "lse" in wanted else FORWARD[:1])
             plan = decode.choose(x, target)
             if plan is not None:
                 source, parts = Source(x, plan.lanes), decode.parts_of(x, target)
@@ -99,14 +100,14 @@ class VectorAttention(AttentionFamily):
             plan = engine.choose(x, target)
             return [score_tiles.Forward(Source(x, plan.lanes), given, plan, name).build()]
 
-        def backward(wanted: set[int], name: str) -> list[Body]:
-            plan, bodies = engine.choose(x, target, backward=True), []
-            for numbers, kind in zip(({0}, {1, 2}), score_tiles.BACKWARD):
-                if wanted & numbers:
-                    given = parameters(x, more, kind.results)
-                    own = f"{name}_{kind.side}"
-                    bodies.append(kind(Source(x, plan.lanes), given, plan, own).build())
-            return bodies
+        def backward(wanted: set[str], name: str) -> list[Body]:
+            plan = engine.choose(x, target, backward=True)
+            return [
+                kind(Source(x, plan.lanes), given, plan, f"{name}_{kind.results[0]}").build()
+                for kind in score_tiles.BACKWARD
+                if wanted.intersection(kind.results)
+                for given in [parameters(x, more, kind.results)]
+            ]
 
         return forward if node.op is ops.attention else backward
 
@@ -144,16 +145,14 @@ def _on_units(
     from ..kernels.attention.forward import wide_attention
     from ..kernels.attention.outside import outside
 
-    def write(wanted: set[int], name: str) -> list[Body]:
+    def write(wanted: set[str], name: str) -> list[Body]:
         if forward:
             bodies = [wide_attention(x, plan.choose(x, target), name, more)]
         else:
             chosen = plan.choose_backward(x, config().determinism == "fast")
             bodies = backward.attention_backward(x, chosen, more, name)
-        sides = RESULTS[:1] if forward else RESULTS[1:]
-        for of in sides if "query_starts" in x.extras else ():
-            bodies.append(outside(x, more, of, f"{name}_outside_{of[0]}"))
-        return bodies
+        sides = (RESULTS[:1] if forward else RESULTS[1:]) if x.packed else ()
+        return bodies + [outside(x, more, of, f"{name}_outside_{of[0]}") for of in sides]
 
     if not forward:
         return plan.backward_why_not(x) or write

@@ -433,8 +433,8 @@ def tile_of(value: Any, dtype: DType | None = None) -> TileValue:
     if isinstance(value, Undefined):
         raise value.fail()
     b = current().builder
-    if isinstance(value, Index):
-        return cast(scalar(value.size), dtype or dtypes.int64)
+    if isinstance(value, (Index, Expr)):
+        return cast(scalar(size_of(value, "number")), dtype or dtypes.int64)
     if isinstance(value, (bool, int, float)):
         own = dtypes.float32 if isinstance(value, float) else dtypes.int64
         chosen = dtype or (dtypes.bool_ if isinstance(value, bool) else own)

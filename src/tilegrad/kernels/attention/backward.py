@@ -27,15 +27,14 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float32
-from ...ir.symbol import Size, ceil_divide, floor_divide, modulo
+from ...ir.symbol import Size, ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ...tile.value import index_of, size_of
 from .holes import Holes
 from .plan import OWN, REGISTERS, ROWS, BackwardPlan, backward_why_not, columns_of
 from .shape import GRADIENTS, AttentionShape, memories, parameters, refuse, swizzled
-from .softmax import and_masks, clamped, first_of, times
-from .tile_order import block_count, corner, tokens_at
+from .softmax import box_mask, clamped, first_of, times
+from .tile_order import block_count, corner, reached, tokens_at
 
 
 def attention_backward(
@@ -95,11 +94,7 @@ def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Bod
         apart = plan.queries == 64  # the halves are columns, else queries
         token = block * plan.queries
         token, column = (token, half * 64) if apart else (token + half * 64, 0)
-        mask = None
-        if not isinstance(x.queries, int) or x.queries % plan.queries:
-            mask = (tile.arange(64) + token < index_of(x.queries))[:, None]
-        if x.width != columns_of(x, plan)[0]:
-            mask = and_masks(mask, tile.arange(columns) + column < x.width)
+        mask = box_mask(first_of(64, x.queries - token), first_of(columns, x.width - column))
         holes = Holes(x, {"dq": out}, lane // x.heads, lane % x.heads)
         target = holes.tokens("dq", token, (64, columns), column)
         tile.store(target, tile.cast(value, x.dtype), mask=mask)
@@ -116,19 +111,17 @@ class BackwardBody:
         self, x: AttentionShape, plan: BackwardPlan, gives: Sequence[str], b: BodyBuilder
     ) -> None:
         self.x, self.plan, self.gives, self.b = x, plan, gives, b
-        self.of_keys = "dq" not in gives
+        self.of_keys, self.fast = "dq" not in gives, plan.fast
         self.memory = memories(b)
-        self.fast = plan.fast and self.of_keys
-        self.with_changes = "dv" not in gives or "dk" in gives  # ds, and a product with it
+        self.with_changes = gives != ("dv",)  # ds, and a product with it
         self.columns = plan.queries if self.of_keys else plan.keys
         self.stages = plan.query_stages if self.of_keys else plan.key_stages
-        tokens, self.heads, self.group = x.side(self.of_keys)
+        _, self.heads, self.group = x.side(self.of_keys)
         wide = columns_of(x, plan)
         self.pieces = (2 if self.fast and wide[0] == 128 else 1, 1)  # columns of places, apart
         self.wide = (wide[0] // self.pieces[0], wide[1])
-        self.packed = "query_starts" in x.extras
-        self.data_says = self.packed or "key_lengths" in x.extras  # how many tokens there are
-        self.blocks = block_count(tokens, ROWS, self.memory, self.packed)
+        self.data_says = x.packed or "key_lengths" in x.extras  # how many tokens there are
+        self.blocks = block_count(x, ROWS, self.memory, self.of_keys)
 
     def build(self) -> Body:
         """Places, then the roles beside each other."""
@@ -163,33 +156,24 @@ class BackwardBody:
     # ---- which tokens -----------------------------------------------------------------------
 
     def locate(self, program: Any) -> None:
-        """Batch, head and tokens of a program; blocks that see most begin first."""
+        """Batch, head and tokens of a program."""
         x = self.x
         lane, block = corner(program, x.batch * self.heads, self.blocks, self.plan.section)
-        block = tile.minimum(block, self.blocks - 1)
-        if not self.of_keys and x.band[1] is not None:  # the last see most
-            block = self.blocks - 1 - block
-        block = tile.hold(block, "block")
         self.tokens = own = tokens_at(x, self.memory, lane, block, ROWS, self.of_keys)
         self.first, self.queries, self.limit = own.first, own.queries, own.limit
 
     def seen_blocks(self) -> tuple[Any, Any]:
         """The blocks of the other side that tokens of this program see, or are seen by."""
-        before, after = self.x.sides(self.of_keys)
-        begin: Any = 0
-        if before is not None:
-            begin = tile.maximum(self.first + before, 0)
-        end = self.queries if self.of_keys else self.limit
-        if after is not None:
-            end = clamped(end, 0, self.first + after + ROWS)
+        sides, first = self.x.sides(self.of_keys), self.first
+        own, other = [self.queries, self.limit][:: -1 if self.of_keys else 1]
+        begin, end = reached(sides, first, first + ROWS, other)
         if self.data_says:  # nothing is looped over for tokens past the last
-            count = self.limit if self.of_keys else self.queries
-            end = end * tile.minimum(tile.maximum(count - self.first, 0), 1)
-        first = tile.hold(begin // self.columns, "begin")
+            end = end * clamped(own - first, 0, 1)
+        begin = tile.hold(begin // self.columns, "begin")
         last = tile.ceil_divide(end, self.columns)
         # stages are counted round for any number of blocks, whatever the lengths are
         bounds = (0, tile.most(last) + 4 * self.stages) if self.data_says else None
-        return first, tile.hold(last, "end", bounds)
+        return begin, tile.hold(last, "end", bounds)
 
     def count(self, member: Any, block: Any) -> Any:
         """How many blocks came before."""
@@ -201,10 +185,9 @@ class BackwardBody:
         if not self.fast or self.x.band != (None, None) or self.data_says:
             return step
         count = self.end
-        shift = (self.first // ROWS * count).size if not isinstance(self.first, int) else 0
-        place = step + index_of(floor_divide(shift, self.blocks))
-        past = tile.minimum(tile.maximum(place - count + 1, 0), 1)
-        return tile.hold(place - count * past, "place")
+        place = step + self.first // ROWS * count // self.blocks
+        past = clamped(place - count + 1, 0, 1)
+        return tile.hold(place - count * past, "place", (0, tile.most(count) - 1))
 
     @tile.function
     def for_blocks(self, body: Callable[[Any, Any], None]) -> None:
@@ -243,19 +226,12 @@ class BackwardBody:
                 come.full.expect(stage, ring[0].bytes)
                 self.copy(name, ring, stage, token, member, come.full[stage])
             if self.of_keys:
-                for number, value in enumerate(self.facts(member, token, self.columns)):
+                known = self.holes(member).known(token, self.columns, self.queries)
+                for number, value in enumerate(known):
                     tile.write(self.known[stage, number], value)
                 self.told.full.arrive(stage)
 
         self.for_blocks(one)
-
-    def facts(self, member: Any, token: Any, count: int) -> list[Any]:
-        """What is known of some queries."""
-        step = self.columns if self.of_keys else ROWS  # queries that are taken at once
-        inside = None
-        if not isinstance(self.queries, int) or self.queries % max(count, step):
-            inside = first_of(count, self.queries - token)
-        return self.holes(member).known(token, count, inside)
 
 
 class BackwardConsumer:
@@ -280,10 +256,11 @@ class BackwardConsumer:
             self.turned = tile.register((64, body.wide[0]))
         self.early = self.with_values and not self.plan.late
         # whether blocks may hold keys beyond the last, which would add something
-        step = OWN if body.of_keys else columns
-        uneven = not isinstance(self.x.keys, int) or self.x.keys % step != 0
-        self.ends = body.data_says or (uneven and (body.fast or not body.of_keys))
-        self.rows = [] if body.of_keys else [f[:, None] for f in body.facts(0, self.row, OWN)]
+        sums_over_keys = body.fast or not body.of_keys
+        past = self.x.ends(OWN if body.of_keys else columns)
+        self.ends = body.data_says or (sums_over_keys and past)
+        known = [] if body.of_keys else body.holes(0).known(self.row, OWN, body.queries)
+        self.rows = [fact[:, None] for fact in known]
 
     def run(self) -> None:
         """Every block, then the results."""
@@ -303,7 +280,7 @@ class BackwardConsumer:
         self.count = w.count(member, block)  # blocks before it
         self.stage = self.against(0, self.scores)
         tile.matrix_wait(1)  # the block before is done with its operands
-        before = index_of(modulo(size_of(self.count - 1 + w.stages, "count"), w.stages))
+        before = (self.count - 1 + w.stages) % w.stages
         if self.count > 0:
             w.come[0].empty.arrive(before)
         if w.with_changes:
@@ -429,11 +406,12 @@ class BackwardConsumer:
         if self.with_values:
             place = w.kept[1 if w.with_changes else 0][self.own, 0]
             found.append(("dv", place, 0, tile.cast(tile.read(self.values), x.dtype)))
-        if w.packed or (not w.with_changes and w.wide[0] != w.wide[1]):
+        if x.packed or (not w.with_changes and w.wide[0] != w.wide[1]):
             for name, _, column, value in found:
-                inside = first_of(OWN, (w.limit if w.of_keys else w.queries) - self.row)[:, None]
-                some = value[:, : (x.value_width if name == "dv" else x.width) - column]
-                tile.store(tokens(name, self.row, some.shape, column), some, mask=inside)
+                inside = first_of(OWN, (w.limit if w.of_keys else w.queries) - self.row)
+                some = value[:, : x.columns(name) - column]
+                target = tokens(name, self.row, some.shape, column)
+                tile.store(target, some, mask=box_mask(inside, None))
             return
         for _, place, _, value in found:
             tile.write(place, value)

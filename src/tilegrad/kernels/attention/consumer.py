@@ -42,7 +42,7 @@ class Consumer:
             tile.named_arrive(0, 256)
         if self.plan.chained:
             self.begin(0, 0)
-        _, turn = self.k.order.for_tiles(self.one)
+        _, turn = self.k.for_tiles(self.one)
         if self.plan.chained:
             tile.matrix_wait(0)
             self.keys.release(turn)
@@ -56,7 +56,7 @@ class Consumer:
             self.begin(count, turn + first)
         tile.matrix_wait(0)
         self.keys.release(turn + first)
-        p, _ = self.softmax(first, self.k.order.cut_first, True)
+        p, _ = self.softmax(first, self.k.cut_first, True)
         if self.shrink is not None:
             tile.write(self.shrink, tile.full((64, 1), 1.0))
         self.write_weights(p)
@@ -105,7 +105,7 @@ class Consumer:
             work = replace(work, right=tile.hold(tile.minimum(2, work.count), "second"))
             for second in tile.range(1, work.right):
                 step(second, False, self.columns)
-        self.k.order.steps(work, step, self.first)
+        self.k.steps(work, step, self.first)
 
     # ---- products ---------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Consumer:
         """Give back what this consumer's queries do not see; gives the first step that they do."""
         if not self.plan.narrow or self.plan.chained:
             return 0
-        count = self.k.order.skipped(self.work, self.own)
+        count = self.k.skipped(self.work, self.own)
         for skip in tile.range(count):
             for blocks in (self.keys, self.values):
                 blocks.wait(self.turn + skip)  # else it would count for the lap before
@@ -161,16 +161,15 @@ class Consumer:
 
     def softmax(self, step: Any, cut: bool, first: bool) -> tuple[Any, Any]:
         """Weights of a block, and the factor for what was summed before; max and sums move on."""
-        work, order = self.work, self.k.order
-        holes, row, key = work.holes, self.row, order.key_of(work, step)
+        work = self.work
+        holes, row, key = work.holes, self.row, self.k.key_of(work, step)
         factor = holes.factor
         s = tile.read(self.first_scores if first else self.scores)
-        if ADDED & set(self.x.extras):
+        if cut or ADDED & set(self.x.extras):
             key = tile.hold(key, "key")
         s = holes.score(s, row, key)
         if cut:
-            key = tile.hold(key, "key")
-            s = holes.hidden(s, row, key, work.limit, order.ends)
+            s = holes.hidden(s, row, key, work.limit, self.k.ends)
         now = tile.max(softmax.folded(tile.maximum, s), 1, keep=True)
         before = now if first else tile.read(self.largest)
         if not first:
@@ -221,15 +220,12 @@ class Consumer:
         over = softmax.times(over, self.k.value_factor(self.work))
         result = tile.cast(tile.read(self.total) * over, x.dtype)
         # what lies after the last row of several sequences is another one's
-        if self.k.order.packed and self.row + 64 - self.work.queries > 0:
-            mask = softmax.first_of(64, left)[:, None]
+        inside = softmax.first_of(64, left)
+        if x.packed and left < 64:
             some = result[:, : x.value_width]
-            tile.store(holes.tokens("out", self.row, some.shape), some, mask=mask)
+            tile.store(holes.tokens("out", self.row, some.shape), some, mask=inside[:, None])
         else:
             self.write_out(result)
-        inside = None
-        if self.k.order.packed or not (isinstance(x.queries, int) and x.queries % self.k.rows == 0):
-            inside = softmax.first_of(64, left)
         at = (holes.batch, holes.head, holes.query_start + self.row)
         tile.store(self.k.memory["lse"], at, tile.reshape(natural, (64,)), mask=inside)
 

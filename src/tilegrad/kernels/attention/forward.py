@@ -27,7 +27,7 @@ from .consumer import Consumer
 from .holes import Holes
 from .plan import REGISTERS, AttentionPlan, padded, why_not
 from .shape import AttentionShape, memories, parameters, refuse, swizzled
-from .tile_order import TileOrder, Work
+from .tile_order import TileOrder, Tokens, Work
 
 
 def wide_attention(
@@ -38,20 +38,17 @@ def wide_attention(
     return WideAttention(x, plan, BodyBuilder(name, parameters(x, more))).build()
 
 
-class WideAttention:
+class WideAttention(TileOrder):
     """Writes one Body of `wide_attention`."""
 
-    tiles_of: type[TileOrder] = TileOrder
     registers = REGISTERS
     notes: ClassVar[dict[str, Any]] = {}  # of the Body
 
     def __init__(self, x: AttentionShape, plan: AttentionPlan, b: BodyBuilder) -> None:
         refuse("kernels.attention.forward", why_not(x, plan), plan, x)
-        self.x, self.plan, self.b = x, plan, b
-        self.rows, self.keys = plan.tile
-        self.halves = self.rows // 64
+        super().__init__(x, plan, memories(b))
+        self.b, self.halves = b, self.rows // 64
         self.width, self.value_width = padded(x.width), padded(x.value_width)
-        self.memory = memories(b)
         self.operand = x.dtype  # of what products take
 
     def build(self) -> Body:
@@ -59,9 +56,8 @@ class WideAttention:
         plan = self.plan
         few, registers = self.registers[self.halves]
         with tile.into(self.b):
-            self.order = self.tiles_of(self.x, self.plan, self.memory)
             self.place()
-            self.order.program = tile.grid(plan.programs)
+            self.program = tile.grid(plan.programs)
             with tile.role("producer", 4, few):
                 self.producer()
             for own in range(self.halves):
@@ -82,7 +78,7 @@ class WideAttention:
         dtype, plan, halves = self.operand, self.plan, self.halves
         # of a tile's last block a consumer may multiply fewer keys
         self.columns = [
-            self.order.first_columns(own) if plan.narrow else self.keys for own in range(halves)
+            self.first_columns(own) if plan.narrow else self.keys for own in range(halves)
         ]
         self.pieces = self.keys // 64 if min(self.columns) < self.keys else 1  # of values
         keys = self.keys // self.pieces
@@ -116,7 +112,7 @@ class WideAttention:
         tile.grid_dependency_wait()
 
         def block(name: str, work: Work, turn: Any, step: Any) -> None:
-            self.bring(name, work, turn + step, self.order.key_of(work, step))
+            self.bring(name, work, turn + step, self.key_of(work, step))
 
         def one(count: Any, work: Work, turn: Any) -> None:
             self.bring("q", work, count, work.first)
@@ -126,12 +122,11 @@ class WideAttention:
                 block("k", work, turn, j)
                 block("v", work, turn, j - 1)
 
-            self.order.steps(work, step)
+            self.steps(work, step)
             block("v", work, turn, work.count - 1)
 
-        count, turn = self.order.for_tiles(one)
+        count, turn = self.for_tiles(one)
         if self.plan.chained:  # consumers begin one tile more
-            holes = Holes(self.x, self.memory, 0, 0)
-            nothing = Work(0, 1, 1, 1, holes, 0, self.x.queries, self.x.keys)
+            nothing: Any = Tokens(Holes(self.x, self.memory, 0, 0), 0, 0, 0)
             self.bring("q", nothing, count, 0)
-            block("k", nothing, turn, 0)
+            self.bring("k", nothing, turn, 0)

@@ -17,19 +17,9 @@ from ... import tile
 from ...core.dtype import bool_, float32, int32, int64, uint32
 from ...ir.symbol import high
 from ...tile.trace import tracer
-from ...tile.value import index_of
 from ..random import random_bits
 from .shape import AttentionShape
-from .softmax import (
-    LANES,
-    LOG2_E,
-    and_masks,
-    clamped,
-    finished,
-    first_of,
-    line,
-    log_sums,
-)
+from .softmax import LANES, LOG2_E, and_masks, box_mask, clamped, finished, first_of, line, log_sums
 
 ADDED = {"bias", "slopes"}  # what scores grow by
 
@@ -71,11 +61,11 @@ class Holes:
     @property
     def limit(self) -> Any:
         """How many keys there are."""
+        keys = self.x.keys
         if "key_lengths" not in self.memory:
-            return index_of(self.x.keys)
+            return keys
         length = tile.cast(self.memory["key_lengths"][self.batch], int64)
-        length = clamped(length, 0, index_of(self.x.keys))
-        return tile.index(length, 0, high(self.x.keys))
+        return tile.index(clamped(length, 0, keys), 0, high(keys))
 
     def tokens(self, name: str, token: Any, shape: tuple[int, ...], column: int = 0) -> Any:
         """Rows (tokens) and columns of q, k, v, the result or a gradient, from a token on."""
@@ -123,7 +113,7 @@ class Holes:
     def apart(self, shape: tuple[int, ...], row: Any, key: Any) -> Any:
         """Number of the key - number of the query."""
         start = key - row if self.turned else row - key
-        down, across = line(shape[0], start)[:, None], line(shape[1])
+        down, across = (line(shape[0]) + tile.cast(start, int32))[:, None], line(shape[1])
         return down - across if self.turned else across - down
 
     # ---- what is seen -----------------------------------------------------------------------
@@ -149,9 +139,8 @@ class Holes:
         last = None if self.turned else end
         seen: Any | None = None
         if any(side is not None for side in (lowest, highest, last)):
-            across = tile.reshape(line(lanes), (1, 1, lanes))
-            down = tile.reshape(line(rows), (rows, 1, 1))
-            steps = tile.reshape(line(pieces) * lanes, (1, pieces, 1)) if pieces > 1 else None
+            across, down = line(lanes)[None, None, :], line(rows)[:, None, None]
+            steps = (line(pieces) * lanes)[None, :, None] if pieces > 1 else None
 
             def limit(at: Any, moving: bool) -> Any:
                 """A limit as it is seen from every piece."""
@@ -166,27 +155,26 @@ class Holes:
             if last is not None:
                 seen = and_masks(seen, across < limit(last, False))
             seen = tile.reshape(tile.broadcast(seen, (rows, pieces, lanes)), shape)
-        if self.turned and end is not None:
-            seen = and_masks(seen, tile.broadcast(first_of(rows, end)[:, None], shape))
-        return seen
+        below = None if end is None or not self.turned else first_of(rows, end)
+        return seen if below is None else and_masks(seen, tile.broadcast(below[:, None], shape))
 
     def sides(self, row: Any, key: Any) -> tuple[Any | None, Any | None]:
         """The least and the most that column - row of a block may be; None is no limit."""
         apart = key - row if self.turned else row - key
         sides = self.x.sides(self.turned)
-        return tuple(None if s is None else apart + index_of(s) for s in sides)  # type: ignore[return-value]
+        return tuple(None if s is None else apart + s for s in sides)  # type: ignore[return-value]
 
     # ---- weights ----------------------------------------------------------------------------
 
     def drawn(self, shape: tuple[int, ...], row: Any, key: Any) -> Any:
         """Which weights dropout keeps: the same in every kernel."""
-        x, keys = self.x, index_of(self.x.keys)
+        x, keys = self.x, self.x.keys
         row, key = row + self.query_start, key + self.key_start
         lane = self.batch * x.heads + self.head
-        start = (lane * index_of(x.queries) + row) * keys + key
-        down, across = (tile.arange(size) for size in shape)
-        pair = (down[:, None], across * keys) if self.turned else ((down * keys)[:, None], across)
-        linear = pair[0] + pair[1] + start
+        start = (lane * x.queries + row) * keys + key
+        steps = (1, keys) if self.turned else (keys, 1)
+        down, across = (tile.arange(size) * step for size, step in zip(shape, steps))
+        linear = down[:, None] + across + start
         seed, offset = (tile.load(self.memory[name], (), ()) for name in ("key", "offset"))
         drawn = random_bits(seed, offset, linear)
         least = int(float(float32.numpy.type(x.dropout)) * (1 << 24))  # the rate in 24 bits
@@ -203,10 +191,11 @@ class Holes:
         grown = tile.full((), self.grown, self.x.sum_dtype)
         return tile.where(self.drawn(shape, row, key), grown, 0.0)
 
-    def known(self, row: Any, count: int, inside: Any | None = None) -> list[Any]:
+    def known(self, row: Any, count: int, stop: Any | None = None) -> list[Any]:
         """-lse in units of log 2 and delta of some queries; exp2 of anything plus the first is 0
-        where a query is not `inside`, or sees no key."""
+        from the query `stop` on, and where a query sees no key."""
         index = (self.batch, self.head, row + self.query_start)
+        inside = None if stop is None else first_of(count, stop - row)
         lse, delta = (
             tile.fill(tile.load(self.memory[name], index, (count,), mask=inside), 0.0)
             for name in ("lse", "delta")
@@ -235,28 +224,21 @@ class Holes:
 
     def extra_block(self, name: str, shape: tuple[int, ...], row: Any, key: Any) -> Any:
         """A block of the bias or mask, 0 beyond its ends."""
-        memory = self.memory[name]
-        whole = [isinstance(size, int) and size == 1 for size in memory.type.shape]
+        memory, whole = self.memory[name], self.memory[name].type.shape
         starts = (self.batch, self.head, row + self.query_start, key + self.key_start)
-        index = [0 if one else at for one, at in zip(whole, starts)]
+        index = [0 if size == 1 else at for size, at in zip(whole, starts)]
         turns = self.turned and self.lanes > 0
         last_axes = (3, 2) if turns else (2, 3)
-        axes = tuple(a for a in last_axes if not whole[a])
+        axes = tuple(a for a in last_axes if whole[a] != 1)
         given = shape[::-1] if turns is not self.turned else shape
-        sizes = tuple(n for n, a in zip(given, last_axes) if not whole[a])
-        if any(isinstance(i, int) and high(n) <= i for i, n in zip(index, memory.type.shape)):
+        sizes = tuple(n for n, a in zip(given, last_axes) if a in axes)
+        if any(isinstance(i, int) and high(n) <= i for i, n in zip(index, whole)):
             return tile.full(shape, 0, memory.dtype)  # all of it lies beyond
         mask = None
         if tracer().trusts:  # else the language finds the ends
-            for number, (axis, size) in enumerate(zip(axes, sizes)):
-                left = index_of(memory.type.shape[axis]) - index[axis]
-                if not self.lanes and tile.most(size - left) <= 0:
-                    continue
-                one = first_of(size, left)
-                mask = and_masks(mask, one[:, None] if number + 1 < len(axes) else one)
-        found = tile.load(memory, tuple(index), sizes, axes=axes, mask=mask)
-        for _ in sizes:
-            found = tile.fill(found, 0)
+            there = [first_of(n, memory.shape[a] - index[a]) for n, a in zip(sizes, axes)]
+            mask = box_mask(*[None, None, *there][-2:])
+        found = tile.fill(tile.load(memory, tuple(index), sizes, axes=axes, mask=mask), 0)
         if axes == last_axes[:1]:
             found = found[:, None]
         if given is shape:

@@ -14,9 +14,8 @@ from ... import tile
 from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ...tile.value import index_of
 from .holes import Holes
-from .shape import AttentionShape, memories, parameters
+from .shape import STARTS, AttentionShape, memories, parameters
 from .softmax import LN2
 from .tile_order import bounded
 
@@ -27,7 +26,7 @@ def outside(x: AttentionShape, more: Sequence[Memory], results: Sequence[str], n
     """The Body for (out, lse), (dq,) or (dk, dv), which another launch writes too; `more` are the
     types of the extras."""
     of_keys = "dk" in results
-    starts = "key_starts" if of_keys else "query_starts"
+    starts = STARTS[of_keys]
     tokens, heads, group = x.side(of_keys)
     given = dict(parameters(x, more, results))
     written = [(result, replace(given[result], use="state")) for result in results]
@@ -39,7 +38,7 @@ def outside(x: AttentionShape, more: Sequence[Memory], results: Sequence[str], n
         line, holes = tile.arange(ROWS) + first, Holes(x, memory, 0, head * group)
         lines = memory[starts]
         begin, end = (bounded(lines[i], "end", tokens) for i in (0, lines.type.shape[0] - 1))
-        there = ((line < begin) | (end <= line)) & (line < index_of(tokens))
+        there = ((line < begin) | (end <= line)) & (line < tokens)
         for result in results:
             if result == "lse":
                 begun = holes.begun()  # a sink is all that they see
@@ -47,6 +46,6 @@ def outside(x: AttentionShape, more: Sequence[Memory], results: Sequence[str], n
                 lse = tile.broadcast(sums, (ROWS,))
                 tile.store(memory["lse"], (0, head, first), lse, mask=there)
             else:
-                zeros = tile.zeros((ROWS, x.sizes(result)[-1]), x.dtype)
+                zeros = tile.zeros((ROWS, x.columns(result)), x.dtype)
                 tile.store(holes.tokens(result, first, zeros.shape), zeros, mask=there[:, None])
     return b.finish(grid)

@@ -67,8 +67,7 @@ def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
 
 def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
     """Why the kernel does not take a case, or not with a Plan; '' where it does."""
-    packed = "query_starts" in x.extras
-    mixed = packed and {"bias", "mask"} & set(x.extras)
+    mixed = x.packed and {"bias", "mask"} & set(x.extras)
     why = unit_why_not(x) or ("sequences one after another, with a bias or mask" if mixed else "")
     if why or plan is None:
         return why
@@ -82,8 +81,8 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
         (rest, "staged pieces divide the columns"),
         (apart, "results are wider or narrower than the place of queries"),
         (plan.chained and plan.query_stages < 2, "a chain needs queries of two tiles"),
-        (plan.chained and packed, "a chain has no empty tiles"),
-        (not plan.staged and packed, "an end within a tile is staged"),
+        (plan.chained and x.packed, "a chain has no empty tiles"),
+        (not plan.staged and x.packed, "an end within a tile is staged"),
         (shared_bytes(x, plan) > SHARED_BYTES, "it does not fit shared memory"),
     )
 
@@ -221,9 +220,9 @@ def backward_bytes(x: AttentionShape, plan: BackwardPlan) -> int:
     """About what a program needs, of keys or of queries."""
     wide = 2 * sum(columns_of(x, plan))
     of_keys = plan.query_stages * plan.queries * (wide + 8)
-    if plan.fast:
-        return (ROWS * wide + 512) + of_keys + 4 * ROWS * plan.queries
-    return (ROWS * wide + 512) + max(of_keys, plan.key_stages * plan.keys * wide)
+    of_queries = plan.key_stages * plan.keys * wide
+    ring = of_keys + 4 * ROWS * plan.queries if plan.fast else max(of_keys, of_queries)
+    return ROWS * wide + 512 + ring
 
 
 def backward_why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str:
@@ -233,7 +232,7 @@ def backward_why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str
         return why
     odd = [b for b in (plan.queries, plan.keys) if b % 16 or not 16 <= b <= 256]
     whole = 128 if columns_of(x, plan)[0] <= 64 else 64
-    unsummed = plan.apart or "query_starts" in x.extras
+    unsummed = plan.apart or x.packed
     sums = [width // 2 for width in columns_of(x, plan)]  # registers of one consumer
     return first_wrong(
         (odd, "blocks are multiples of 16 up to 256"),
@@ -260,7 +259,7 @@ def choose_backward(x: AttentionShape, fast: bool = False) -> BackwardPlan:
         plan = BackwardPlan(128, 2, 128, 2, late=True)
     else:
         plan = BackwardPlan(64, 3, 128, 2)
-    if fast and wide <= 128 and "query_starts" not in x.extras and not costly:
+    if fast and wide <= 128 and not x.packed and not costly:
         block = 128 if spanned(x.width) <= 64 else 64
         plan = replace(plan, queries=block, query_stages=2, late=block == 128, fast=True)
     return replace(plan, section=backward_section(x))

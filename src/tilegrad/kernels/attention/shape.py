@@ -52,6 +52,11 @@ class AttentionShape:
         return self.heads // self.key_heads
 
     @property
+    def packed(self) -> bool:
+        """Whether sequences lie one after another."""
+        return "query_starts" in self.extras
+
+    @property
     def sum_dtype(self) -> DType:
         """The dtype of log-sum-exps and of sums."""
         return float64 if self.dtype is float64 else float32
@@ -61,6 +66,10 @@ class AttentionShape:
         if of_keys:
             return self.keys, self.key_heads, self.group
         return self.queries, self.heads, 1
+
+    def last_first(self, of_keys: bool) -> bool:
+        """Whether the last of these tokens begin first: queries that see most."""
+        return not of_keys and self.band[1] is not None
 
     def order(self, name: str) -> str:
         """The axes of q, k, v, out or of a gradient, as they lie."""
@@ -75,16 +84,18 @@ class AttentionShape:
         """The shape of q, k, v, out or of a gradient, in its order; of lse and delta."""
         if name in ROWS:
             return (self.batch, self.heads, self.queries)
-        name = name.removeprefix("d")
-        tokens, heads, _ = self.side(name in "kv")
-        width = self.value_width if name in ("v", "out") else self.width
-        return self.lying(name, self.batch, heads, tokens, width)
+        tokens, heads, _ = self.side(name[-1] in "kv")
+        return self.lying(name, self.batch, heads, tokens, self.columns(name))
+
+    def columns(self, name: str) -> int:
+        """The width of q, k, v, out or of a gradient."""
+        return self.width if name[-1] in "qk" else self.value_width
 
     def sides(self, turned: bool) -> Band:
         """Between which bounds key number - query number lies; the other way round if `turned`."""
-        least, most = self.band
         if not turned:
-            return least, most
+            return self.band
+        least, most = self.band
         return None if most is None else -most, None if least is None else -least
 
     def ends(self, block: int) -> bool:

@@ -21,15 +21,14 @@ LN2 = math.log(2)
 LANES = 8  # columns that sums along a row are kept in
 
 
-def line(size: int, start: Any = 0) -> Any:
-    """start, start + 1, ... as a tile (size,) of int32."""
-    steps = tile.arange(0, size, int32)
-    return steps if isinstance(start, int) and start == 0 else steps + tile.cast(start, int32)
+def line(size: int) -> Any:
+    """0, 1, ... as a tile (size,) of int32."""
+    return tile.arange(0, size, int32)
 
 
 def first_of(size: int, count: Any) -> Any:
-    """Which of `size` are among the first `count`."""
-    return line(size) < tile.cast(count, int32)
+    """Which of `size` are among the first `count`; None where bounds say that all are."""
+    return None if tile.most(size - count) <= 0 else line(size) < tile.cast(count, int32)
 
 
 def clamped(value: Any, least: Any, most: Any) -> Any:
@@ -47,6 +46,11 @@ def and_masks(a: Any | None, b: Any | None) -> Any:
     if a is None or b is None:
         return b if a is None else a
     return a & b
+
+
+def box_mask(rows: Any | None, columns: Any | None) -> Any | None:
+    """Which elements of a tile lie in some rows and columns; None is all."""
+    return and_masks(None if rows is None else rows[:, None], columns)
 
 
 def folded(op: Callable[[Any, Any], Any], x: Any) -> Any:

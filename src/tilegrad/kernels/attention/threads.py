@@ -40,12 +40,10 @@ from ...ir.types import Array, Memory
 from ...tile.build import Body
 from ...tile.define import Definition
 from ...tile.plan import Plan
-from ...tile.value import index_of
 from ..matmul.shape import swizzle_of
 from . import softmax
-from .holes import Holes
 from .shape import FORWARD, AttentionShape, first_wrong, parameters, unit_why_not
-from .tile_order import seen_by
+from .tile_order import Tokens, block_count, tokens_at
 
 DEPTH = 16  # of one product of the matrix units
 
@@ -86,7 +84,7 @@ def why_not(x: AttentionShape, backward: bool = False) -> str:
     """Why the kernel does not take a case; '' where it does."""
     return first_wrong(
         (backward and max(x.width, x.value_width) > 128, "heads are wider than 128"),
-        ("query_starts" in x.extras, "sequences one after another"),
+        (x.packed, "sequences one after another"),
         (True, unit_why_not(x)),
     )
 
@@ -139,14 +137,13 @@ def shared_place(dtype: DType, *shape: int) -> Any:
     return tile.shared(shape, dtype, swizzle_of(shape[-1], dtype))
 
 
-def multiply(
-    total: Any, operands: tuple[Any, Any], left: Any, right: Any, depth: int, warps: int
-) -> None:
-    """total += left @ right^T over so many columns, which go through the registers of operands."""
+def multiply(total: Any, left: Any, right: Any, depth: int, warps: int) -> None:
+    """total += left @ right^T over so many columns, which go through registers."""
+    rows, columns = (tile.register((size, DEPTH), left.dtype) for size in total.shape)
     for start in range(0, depth, DEPTH):
-        tile.load_operand(operands[0], left, start)
-        tile.load_operand(operands[1], right, start)
-        tile.matrix_sync(total, *operands, (warps, 1))
+        tile.load_operand(rows, left, start)
+        tile.load_operand(columns, right, start)
+        tile.matrix_sync(total, rows, columns, (warps, 1))
 
 
 def attend(
@@ -156,8 +153,8 @@ def attend(
     `parameters` has."""
     given = parameters(x, more, LAUNCHES[side].results)
     arrays = {name: Array(m.shape, m.dtype) for name, m in given if m.use == "value"}
-    bound = thread_attention.bind((), {"x": x, "plan": plan, "side": side, **arrays}, Plan())
-    ((body, _),) = thread_attention.callee(bound, Plan(), target).launches
+    known = {"x": x, "plan": plan, "side": side}
+    ((body, _),) = thread_attention.callee(known | arrays, Plan(), target).launches
     return body
 
 
@@ -165,18 +162,13 @@ def attend(
 def thread_attention(*, x: AttentionShape, plan: WarpPlan, side: str, **memory: Any) -> None:
     """(out, log-sum-exps) of q, k, v and the extras that `x` names, or gradients of a side."""
     launch, of_keys, rows = LAUNCHES[side], side == "keys", plan.tile[0]
-    tokens, heads, group = x.side(of_keys)
-    blocks = tile.ceil_divide(index_of(tokens), rows)
-    block, lane = tile.grid(blocks, index_of(x.batch) * heads)
+    _, heads, _ = x.side(of_keys)
+    block, lane = tile.grid(block_count(x, rows, memory, of_keys), x.batch * heads)
     for name, m in parameters(x, (), launch.results):
         if m.use == "result":
-            shape = tuple(map(index_of, m.shape))
-            memory[name] = tile.result(shape, m.dtype, name=name, fill="none")
-    if not of_keys and x.band[1] is not None:  # the last queries see most: they begin first
-        block = blocks - 1 - block
-    batch, head = tile.hold(lane // heads), tile.hold(lane % heads)
-    holes = Holes(x, memory, batch, head * group, of_keys, lanes=DEPTH)
-    one = (_Kept if side else _Block)(plan, holes, launch, tile.hold(block) * rows)
+            memory[name] = tile.result(m.shape, m.dtype, name=name, fill="none")
+    own = tokens_at(x, memory, lane, block, rows, of_keys)
+    one = (_Kept if side else _Block)(plan, own, launch)
     with tile.role("threads", plan.warps):
         one.begin()
         one.run()
@@ -187,9 +179,11 @@ class ThreadBlocks:
 
     step: Any  # the method that takes a block: step(j, whether a mask cuts it)
 
-    def __init__(self, plan: WarpPlan, holes: Holes, launch: Launch, first: Any) -> None:
-        x, self.holes, self.plan, self.launch, self.first = holes.x, holes, plan, launch, first
-        self.x, (self.rows, self.columns) = x, plan.tile
+    def __init__(self, plan: WarpPlan, own: Tokens, launch: Launch) -> None:
+        self.holes = holes = replace(own.holes, lanes=DEPTH)
+        self.x = x = holes.x
+        self.plan, self.first, self.limit, self.launch = plan, own.first, own.limit, launch
+        (self.rows, self.columns), self.own = plan.tile, own
         self.widths = [padded(x.width), padded(x.value_width)]
         kept = self.widths if len(launch.own) > 1 else dict.fromkeys(self.widths)
         self.kept = [shared_place(x.dtype, self.rows, width) for width in kept]
@@ -198,6 +192,7 @@ class ThreadBlocks:
         self.sees = x  # the attention as these tokens see it: keys see queries
         if holes.turned:
             self.sees = replace(x, queries=x.keys, keys=x.queries, band=x.sides(True), extras=())
+            self.own = replace(own, queries=x.keys, limit=x.queries)
         self.most = max(0, -(-high(self.sees.keys) // self.columns) - 1)  # number of the last block
         # blocks may reach past keys
         self.past = x.ends(self.rows if holes.turned else self.columns)
@@ -212,19 +207,14 @@ class ThreadBlocks:
         self.products = [tile.register((rows, columns)) for _ in self.launch.own]
         self.totals = [tile.register((rows, w), fill=0.0) for w in summed]
         self.weights = [[self.operand(rows) for _ in range(columns // DEPTH)] for _ in summed]
-        self.left, self.right = map(self.operand, (rows, columns))
-        self.below = [self.operand(w) for w in summed]
         for place, name in zip(self.kept, self.launch.own):
             tile.copy_threads(place, self.holes.tokens(name, self.first, place.shape))
 
     def look(self) -> None:
         """Find the blocks that are seen."""
-        sees, self.limit = self.sees, self.holes.limit  # keys there are
-        band = tuple(None if side is None else index_of(side) for side in sees.band)
-        cuts = band[1] is not None or sees.ends(self.columns)
-        limit = index_of(sees.keys) if self.holes.turned else self.limit
-        given = (self.first, index_of(sees.queries), limit)
-        self.seen = seen_by((band[0], band[1]), self.plan.tile, *given, 0, cuts)
+        sees = self.sees
+        cuts = sees.band[1] is not None or sees.ends(self.columns)
+        self.seen = self.own.seen(sees.band, self.plan.tile, 0, cuts)
         last = tile.minimum(self.seen.start + self.seen.count - 1, self.most)
         self.last = tile.index(last, 0, self.most)  # block
 
@@ -254,10 +244,10 @@ class ThreadBlocks:
 
     def multiply(self, stage: Any) -> None:
         """What is kept times the matrices of a block."""
-        operands, depths = (self.left, self.right), (self.x.width, self.x.value_width)
+        depths = (self.x.width, self.x.value_width)
         for total, kept, ring, depth in zip(self.products, self.kept, self.ring, depths):
             tile.write(total, tile.zeros((self.rows, self.columns)))
-            multiply(total, operands, kept, ring[stage], depth, self.plan.warps)
+            multiply(total, kept, ring[stage], depth, self.plan.warps)
 
     def scored(self, s: Any, row: Any, key: Any, cut: bool) -> Any:
         """Scores from a query and a key on, -inf where a key is not seen."""
@@ -267,7 +257,8 @@ class ThreadBlocks:
     def add_weighed(self, stage: Any) -> None:
         """totals += weights @ matrices of a block."""
         rings = self.ring[self.launch.summed]
-        for total, weights, below, ring in zip(self.totals, self.weights, self.below, rings):
+        for total, weights, ring in zip(self.totals, self.weights, rings):
+            below = self.operand(total.shape[1])
             for number, left in enumerate(weights):
                 tile.load_operand(below, ring[stage].T, DEPTH * number)
                 tile.matrix_sync(total, left, below, (self.plan.warps, 1))

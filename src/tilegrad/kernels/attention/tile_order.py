@@ -8,18 +8,17 @@ every role takes the same tiles with the same steps, in the same order.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import tile
 from ...core.dtype import int64
-from ...ir.symbol import Size, floor_divide, high, low, maximum, minimum, modulo
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, low, maximum, minimum, modulo
 from ...tile.value import index_of, size_of
 from .holes import Holes
 from .plan import AttentionPlan
-from .shape import AttentionShape
+from .shape import STARTS, AttentionShape
 from .softmax import clamped
 
 Memories = Mapping[str, Any]  # by the names of parameters
@@ -27,9 +26,37 @@ Step = Callable[[Any, bool], None]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Blocks of keys that some queries see: step j takes the block start + count - 1 - j. Steps
-    before `right` and from `left` on are cut by a mask."""
+class Tokens:
+    """A block of tokens: of one batch and head, in one sequence."""
+
+    holes: Holes  # of its batch and head
+    first: Any  # token
+    queries: Any  # there are
+    limit: Any  # keys there are
+    sequence: Any = 0  # of those that lie one after another
+
+    def seen(self, band: tuple[Any, Any], block: tuple[int, int], least: int, cuts: bool) -> Work:
+        """With the blocks of keys that they see, if they are a block of queries; `least` steps
+        count as cut at the right end, more where it `cuts`."""
+        (rows, keys), hold, first = block, tile.hold, self.first
+        stop = tile.minimum(first + rows, self.queries)
+        begin, end = reached(band, first, stop, self.limit)
+        _, plain = reached(band, first, first + 1, self.limit)
+        start = hold(begin // keys, "start")
+        count = hold(tile.maximum(tile.ceil_divide(end, keys) - start, 1), "blocks")
+        past, right, left = start + count, least, count
+        if cuts:
+            right = hold(clamped(past - plain // keys, least, count), "right")
+        if band[0] is not None:
+            begin, _ = reached(band, first + (rows - 1), stop, self.limit)
+            left = hold(clamped(past - tile.ceil_divide(begin, keys), right, count), "left")
+        return Work(**vars(self), start=start, count=count, right=right, left=left)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work(Tokens):
+    """Queries, and blocks of keys that they see: step j takes the block start + count - 1 - j.
+    Steps before `right` and from `left` on are cut by a mask."""
 
     start: Any
     count: Any  # at least one
@@ -50,84 +77,41 @@ class Seen:
                 one(left, True)
 
 
-def seen_by(
-    band: tuple[Any, Any],
-    block: tuple[int, int],
-    first: Any,
-    queries: Any,
-    limit: Any,
-    least: int,
-    cuts: bool,
-) -> Seen:
-    """The blocks of keys that a block (queries, keys) from the query `first` on sees, of so many
-    queries and keys; `least` steps count as cut at the right end, more where it `cuts`."""
-    (rows, keys), (low, high_), hold = block, band, tile.hold
-    start: Any = 0
-    stop, plain = limit, limit
-    if low is not None:
-        start = hold(tile.maximum(first + low, 0) // keys, "start")
-    if high_ is not None:
-        last = tile.minimum(first + rows, queries)
-        stop = clamped(stop, 0, last + high_)
-        plain = clamped(plain, 0, first + high_ + 1)
-    count = hold(tile.maximum(tile.ceil_divide(stop, keys) - start, 1), "blocks")
-    end, right, left = start + count, least, count
-    if cuts:
-        right = hold(tile.minimum(tile.maximum(end - plain // keys, least), count), "right")
-    if low is not None:
-        reach = tile.ceil_divide(tile.maximum(first + low + (rows - 1), 0), keys)
-        left = hold(tile.minimum(tile.maximum(end - reach, right), count), "left")
-    return Seen(start, count, right, left)
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """A block of tokens: of one batch and head, in one sequence."""
-
-    holes: Holes  # of its batch and head
-    first: Any  # token
-    queries: Any  # there are
-    limit: Any  # keys there are
-    sequence: Any = 0  # of those that lie one after another
-
-
-@dataclass(frozen=True)
-class Work(Tokens, Seen):
-    """One tile: its queries, and which blocks of keys they see; the first step may be cut."""
+def reached(band: tuple[Any, Any], first: Any, stop: Any, count: Any) -> tuple[Any, Any]:
+    """Which of so many tokens of one side those of the other from `first` to `stop` see."""
+    begin = 0 if band[0] is None else tile.maximum(first + band[0], 0)
+    return begin, count if band[1] is None else clamped(count, 0, stop + band[1])
 
 
 class TileOrder:
     """The tiles of one kernel, and their steps."""
 
-    listed = False  # whether a list says which tiles there are
     program: Any  # whose tiles these are
+    high: Any  # the most that key number - query number is; None for any
 
     def __init__(self, x: AttentionShape, plan: AttentionPlan, memory: Memories) -> None:
         self.x, self.plan, self.memory = x, plan, memory
         self.rows, self.keys = plan.tile
-        self.lanes = x.batch * x.heads
-        self.packed = "query_starts" in x.extras
-        self.gaps = self.packed and not self.listed  # some tiles have no queries
+        self.lanes, self.blocks = x.batch * x.heads, block_count(x, self.rows, memory)
+        self.gaps = "query_starts" in memory  # some tiles have no queries
         self.low, self.high = x.band
         self.ends = x.ends(self.keys)
-        self.most_right = self.count_right()
-        # whether a mask may cut the first step
-        self.cut_first = self.most_right > 0 or self.low is not None or "mask" in x.extras
+        # whether a mask may cut the first step, and more than one at the right end
+        self.cut_first = self.ends or x.band != (None, None) or "mask" in x.extras
+        self.cuts_more = self.cuts_several()
 
     # ---- what masks cut ---------------------------------------------------------------------
 
-    def firsts(self, high: int) -> range:
+    def firsts(self) -> range:
         """The last keys that tiles' first queries see, for all ways tiles lie to blocks of keys."""
-        return range(high, high + self.rows * self.keys, self.rows)
+        return range(self.high, self.high + self.rows * self.keys, self.rows)
 
-    def count_right(self) -> int:
-        """The most blocks at a tile's right end that a mask cuts."""
+    def cuts_several(self) -> bool:
+        """Whether a mask may cut more than one block at a tile's right end."""
         rows, keys = self.rows, self.keys
-        if self.high is None:
-            return int(self.ends)
         if not isinstance(self.high, int):
-            return -(-(rows - 1) // keys) + 1
-        return max(1, *(-(-(f + rows) // keys) - (f + 1) // keys for f in self.firsts(self.high)))
+            return self.high is not None
+        return any(ceil_divide(f + rows, keys) - (f + 1) // keys > 1 for f in self.firsts())
 
     def first_columns(self, own: int) -> int:
         """How many keys of the last block of a tile 64 of its queries see at most, if that is the
@@ -135,13 +119,13 @@ class TileOrder:
         x, keys, rows = self.x, self.keys, self.rows
         if keys % 64 != 0 or self.low is not None or not isinstance(self.high, int):
             return keys
-        if self.high < 0 or self.packed or {"bias", "mask", "key_lengths"} & set(x.extras):
+        if self.high < 0 or x.packed or {"bias", "mask", "key_lengths"} & set(x.extras):
             return keys
         if low(x.keys - (self.high + x.queries)) < 0:
             return keys
         found = set()
-        for first in self.firsts(self.high):
-            last = -(-(first + rows) // keys)
+        for first in self.firsts():
+            last = ceil_divide(first + rows, keys)
             if last != first // keys + 1:  # its first queries end in another block
                 return keys
             found.add(first + 64 * (own + 1) - (last - 1) * keys)
@@ -154,9 +138,7 @@ class TileOrder:
         if self.high is None or ends[0] == ends[1]:
             return 0
         if isinstance(self.high, int):
-            blocks = [
-                [-(-(f + 64 * end) // self.keys) for f in self.firsts(self.high)] for end in ends
-            ]
+            blocks = [[ceil_divide(f + 64 * n, self.keys) for f in self.firsts()] for n in ends]
             if blocks[0] == blocks[1]:
                 return 0
         last = tile.minimum(work.first + 64 * ends[0], work.queries)
@@ -166,14 +148,9 @@ class TileOrder:
 
     # ---- which tile -------------------------------------------------------------------------
 
-    @functools.cached_property
-    def blocks(self) -> Size:
-        """Blocks of a head's queries."""
-        return block_count(self.x.queries, self.rows, self.memory, self.packed)
-
     def count(self) -> Any:
         """How many tiles there are."""
-        return index_of(self.lanes * self.blocks)
+        return self.lanes * self.blocks
 
     @tile.function
     def for_tiles(self, body: Callable[[Any, Work, Any], None]) -> tuple[Any, Any]:
@@ -184,13 +161,14 @@ class TileOrder:
         """
         programs, laps, total = self.plan.programs, 2 * self.plan.stages, self.count()
         rounds, rest = total // programs, total % programs
-        mine = rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
+        mine = rounds + clamped(rest - self.in_round(rounds), 0, 1)
         begun = 2 * self.plan.query_stages
         turn = done = tile.full((), 0, int64)
         for count in tile.range(mine):
             at = tile.hold(turn, "turn", (0, laps - 1))
             number = tile.maximum(count * programs + self.in_round(count), 0)
-            work = self.locate(tile.hold(number, "number"))
+            tokens = self.locate(tile.hold(number, "number"))
+            work = tokens.seen((self.low, self.high), self.plan.tile, 1, self.cuts_more)
             before = tile.hold(done, "done", (0, begun - 1)) if self.gaps else count
             if not self.gaps or work.first < work.queries:
                 body(before, work, at)
@@ -204,22 +182,13 @@ class TileOrder:
         other = self.plan.programs - 1 - self.program * 2
         return self.program + back * other
 
-    def locate(self, number: Any) -> Work:
+    def locate(self, number: Any) -> Tokens:
         """A tile by its number."""
-        back = self.high is not None  # the last queries see most
-        section = self.lanes if self.packed else self.plan.section
+        section = self.lanes if self.x.packed else self.plan.section
         lane, block = corner(number, self.lanes, self.blocks, section)
-        if back and not self.packed:
-            block = tile.maximum(self.blocks - 1 - block, 0)
-        lane = tile.hold(lane, "lane")
-        return self.blocks_seen(tokens_at(self.x, self.memory, lane, block, self.rows, back=back))
+        return tokens_at(self.x, self.memory, tile.hold(lane, "lane"), block, self.rows)
 
     # ---- which blocks -----------------------------------------------------------------------
-
-    def blocks_seen(self, of: Tokens) -> Work:
-        """The blocks of keys that a tile's queries see."""
-        given = (self.low, self.high), self.plan.tile, of.first, of.queries, of.limit
-        return Work(**vars(seen_by(*given, 1, self.most_right > 1)), **vars(of))
 
     def steps(self, work: Work, one: Step, first: Any = 0) -> None:
         """one(step, whether a mask cuts it) for all steps after the first."""
@@ -228,7 +197,7 @@ class TileOrder:
         last = tile.maximum(work.left, plain)
         if not isinstance(first, int):
             plain, last = tile.hold(plain, "right"), tile.hold(last, "left")
-        cuts, always = (self.most_right > 1, self.low is not None), "mask" in self.x.extras
+        cuts, always = (self.cuts_more, self.low is not None), "mask" in self.x.extras
         replace(work, right=plain, left=last).steps(one, begin, cuts, always)
 
     def key_of(self, work: Work, step: Any) -> Any:
@@ -254,7 +223,7 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
             wide = maximum(minimum(lanes - first, section), 1)
         within = modulo(at, each)
         block, lane = floor_divide(within, wide), first + modulo(within, wide)
-    return index_of(lane), index_of(block)
+    return index_of(lane), index_of(minimum(block, blocks - 1))
 
 
 def number_at(memory: Any, *index: Any) -> Any:
@@ -268,69 +237,60 @@ def bounded(value: Any, name: str, most: Size, least: int = 0) -> Any:
     return tile.hold(value, name, (least, high(most)))
 
 
-def block_count(tokens: Size, rows: int, memory: Memories, packed: bool) -> Size:
+def block_count(x: AttentionShape, rows: int, memory: Memories, of_keys: bool = False) -> Size:
     """Blocks of a head's tokens; sequence i of several has the places from start // rows + i on,
     which are enough for its blocks; those left over are empty."""
-    if not packed:
-        return floor_divide(tokens + (rows - 1), rows)
+    tokens, _, _ = x.side(of_keys)
+    if "query_starts" not in memory:
+        return ceil_divide(tokens, rows)
     return floor_divide(tokens, rows) + memory["query_starts"].type.shape[0] - 1
 
 
 def tokens_at(
-    x: AttentionShape,
-    memory: Memories,
-    lane: Any,
-    block: Any,
-    rows: int,
-    of_keys: bool = False,
-    back: bool = False,
+    x: AttentionShape, memory: Memories, lane: Any, block: Any, rows: int, of_keys: bool = False
 ) -> Tokens:
     """A block of so many queries or keys by the number of its batch and head (see `block_at`)."""
     hold, (_, heads, group) = tile.hold, x.side(of_keys)
     batch, head = hold(lane // heads, "batch"), hold(lane % heads, "head") * group
-    if "query_starts" in x.extras:
-        of = "key" if of_keys else "query"
-        _, first, spans = block_at(x, memory, hold(block, "block"), rows, of, back)
-        (query_start, queries), (key_start, limit) = spans["query"], spans["key"]
+    if x.last_first(of_keys) and not x.packed:
+        block = block_count(x, rows, memory) - 1 - block
+    block = hold(block, "block")
+    if x.packed:
+        _, first, spans = block_at(x, memory, block, rows, of_keys)
+        (query_start, queries), (key_start, limit) = spans
         holes = Holes(x, memory, batch, head, of_keys, query_start, key_start)
         return Tokens(holes, first, queries, limit)
     holes = Holes(x, memory, batch, head, of_keys)
-    return Tokens(holes, hold(block * rows, "first"), index_of(x.queries), holes.limit)
+    return Tokens(holes, block * rows, x.queries, holes.limit)
 
 
 @tile.function
 def block_at(
-    x: AttentionShape,
-    memory: Memories,
-    place: Any,
-    rows: int,
-    of: str = "query",
-    back: bool = False,
-) -> tuple[Any, Any, dict[str, tuple[Any, Any]]]:
+    x: AttentionShape, memory: Memories, place: Any, rows: int, of_keys: bool = False
+) -> tuple[Any, Any, list[tuple[Any, Any]]]:
     """The sequence that has a place, the first token of the place's block of queries or keys, and
-    (start, count) of both in the sequence. Blocks are taken from the first on, or `back` from the
-    last. A place left over lies before the first one or past the last one: no token is there."""
-    sizes, starts = {"query": x.queries, "key": x.keys}, memory[f"{of}_starts"]
+    (start, count) of both in the sequence. A place left over lies before the first one or past the
+    last one: no token is there."""
+    starts, (tokens, _, _) = memory[STARTS[of_keys]], x.side(of_keys)
     sequences = starts.type.shape[0] - 1
     many = high(sequences)
-    lower, upper = tile.full((), 0, int64), tile.cast(index_of(sequences - 1), int64)
+    lower, upper = tile.full((), 0, int64), tile.cast(sequences - 1, int64)
     for _ in tile.range((many - 1).bit_length()):  # it is searched for by halves
         least, top = (tile.hold(side, "side", (0, many - 1)) for side in (lower, upper))
         middle = (least + top + 1) // 2
-        begin = bounded(starts[middle], "start", sizes[of]) // rows
-        here = begin + middle <= place
+        here = bounded(starts[middle], "start", tokens) // rows + middle <= place
         below = tile.cast(middle - 1, int64)
         lower, upper = tile.where(here, middle, lower), tile.where(here, upper, below)
     sequence = tile.hold(lower, "sequence", (0, many - 1))
-    spans = {}
-    for side in [side for side in sizes if f"{side}_starts" in memory]:
-        own = memory[f"{side}_starts"]
-        ends = [bounded(own[sequence + i], "start", sizes[side]) for i in (0, 1)]
-        spans[side] = ends[0], tile.hold(tile.maximum(ends[1] - ends[0], 0), "count")
-    start, count = spans[of]
+    spans = []
+    for name, most in zip(STARTS, (x.queries, x.keys)):
+        if name in memory:
+            begin, end = (bounded(memory[name][sequence + i], "start", most) for i in (0, 1))
+            spans.append((begin, tile.hold(tile.maximum(end - begin, 0), "count")))
+    start, count = spans[of_keys]
     block = place - (start // rows + sequence)
-    if back:
+    if x.last_first(of_keys):
         block = tile.ceil_divide(count, rows) - 1 - block
     first = tile.hold(block, "block") * rows
     first = tile.where(first < 0, tile.cast(count, int64), first)
-    return sequence, tile.hold(first, "first", (0, high(sizes[of]) + rows)), spans
+    return sequence, tile.hold(first, "first", (0, high(tokens) + rows)), spans

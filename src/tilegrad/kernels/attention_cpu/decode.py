@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from functools import reduce
+from operator import add
 from typing import Any
 
 from ... import tile
@@ -23,10 +23,10 @@ from ...ir.symbol import Size, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters
-from ..attention.softmax import finite, times
+from ..attention.softmax import finite, first_of, times
 from .engine import CpuPlan
 from .score_tiles import BodyWriter, greater
-from .source import Source, below
+from .source import Source
 
 KEYS, FEW_KEYS = 64, 16  # of a block, whose values are read in one turn, or in several
 WIDEST = 64  # elements of a register tile, where vectors are narrow: values are read as they lie
@@ -40,7 +40,7 @@ LEAST_PART = 256  # keys below which a part costs more than it saves
 def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     """The Plan for a shape, or None where there are too many queries (or a query's sums must be
     those that it has among many)."""
-    if "query_starts" in x.extras or x.dropout > 0.0 or invariant():
+    if x.packed or x.dropout > 0.0 or invariant():
         return None
     if not isinstance(x.queries, int) or x.queries == 0 or x.queries * x.group > MOST_ROWS:
         return None
@@ -57,7 +57,7 @@ def plan_of(
     across = max(1, min(most, -(-width // lanes)))
     rows = max(1, (24 if many else 10) // across)
     keys = FEW_KEYS if many and across * lanes < width else KEYS
-    return CpuPlan(queries, keys, rows, across, lanes, aligned=aligned)
+    return CpuPlan(queries, keys, rows, across, lanes, queries, aligned)
 
 
 def parts_of(x: AttentionShape, target: Target) -> int:
@@ -86,7 +86,7 @@ def streamed(
     first = [*(p for p in given if p[1].use == "value"), *made]
     last = [*left.items(), *(p for p in given if p[0] in COMBINED)]
     return [
-        Decode(copy(source), first, plan, name, parts).build(),
+        Decode(source, first, plan, name, parts).build(),
         Combine(source, last, plan, f"{name}_combine").build(),
     ]
 
@@ -97,17 +97,15 @@ class Rows(BodyWriter):
     shared = True
     work: Any  # the method that takes all rows
 
-    def __init__(
-        self, source: Source, given: Parameters, plan: CpuPlan, name: str, parts: int = 1
-    ) -> None:
-        super().__init__(source, given, plan, name)
-        self.parts, self.each = parts, plan.queries // self.x.group
+    @property
+    def each(self) -> int:
+        """See `BodyWriter`: whole queries."""
+        return self.plan.queries // self.x.group
 
     def take(self, first: Any, stop: Any) -> None:
         """The rows of some queries."""
         self.first, self.queries = first, stop - first if self.source.several else self.each
-        count = self.queries * self.x.group
-        self.rows = tile.range(0, count, bounds=(0, self.plan.queries - 1))
+        self.rows = tile.range(self.queries * self.x.group)
         self.work()
 
     def row_at(self, r: Any) -> tuple[Any, Any]:
@@ -155,7 +153,7 @@ class Decode(Rows):
         lower, upper = self.seen(self.first, self.first + self.queries, source.run)
         if self.parts > 1:
             unit = self.parts * n
-            span = (tile.maximum(0, upper - lower) + (unit - 1)) // unit * n
+            span = tile.ceil_divide(tile.maximum(0, upper - lower), unit) * n
             lower = lower + self.part * span
             upper = tile.minimum(upper, lower + span)
         self.upper = upper
@@ -174,7 +172,7 @@ class Decode(Rows):
             line = tile.cast(source.load(place, d, (n,)), self.sum)
             self.query_rows[r, d : d + n] = times(line, scale)
         for d in tile.range(0, self.result.shape[1], n):
-            self.result[r, d : d + n] = tile.zeros((n,), self.sum)
+            self.result[r, d : d + n] = 0.0
         self.most[r], self.total[r] = -tile.INF, 0.0
 
     # ---- a block of keys ------------------------------------------------------------------
@@ -188,13 +186,12 @@ class Decode(Rows):
             if not source.run:
                 source.ask_rows("k", self.key_head, self.key + j + AHEAD)
             self.score_some(j, None)
-        if whole is not count and (not isinstance(count, int) or whole < count):
-            if isinstance(count, int) or whole < count:
-                self.score_some(whole, tile.arange(n) + whole < count)
+        if whole < count:
+            self.score_some(whole, first_of(n, count - whole))
         for r in self.rows:
             self.soften(r)
         if source.several:
-            for q in tile.range(0, self.queries, bounds=(0, self.each - 1)):
+            for q in tile.range(self.queries):
                 self.gather(q * self.x.group, self.x.group)
         else:
             self.gather(0, self.plan.queries)
@@ -217,10 +214,9 @@ class Decode(Rows):
                 keys = (
                     tile.cast(source.load(place, d, (n, n), inside), self.sum)
                     if self.wide is None
-                    else tile.load(self.wide, (0, d), (n, n))
+                    else self.wide[0:n, d : d + n]
                 )
-                line = tile.load(self.query_rows[r, d : d + n])
-                sums = tile.multiply_add(keys, line, sums)
+                sums = tile.multiply_add(keys, self.query_rows[r, d : d + n], sums)
             holes = source.holes(head)
             s = holes.score(tile.sum(sums, 1)[None, :], query, key)
             s = holes.hidden(s, query, key, self.upper, inside is not None)
@@ -240,14 +236,13 @@ class Decode(Rows):
         decay = self.weight(before, base)
         sums = tile.zeros((n,), self.sum)
         for j in tile.range(0, stop, n, bounds=bounds):
-            score = tile.load(self.scores[r, j : j + n])
-            weight = self.weight(score, base)
+            weight = self.weight(self.scores[r, j : j + n], base)
             self.scores[r, j : j + n] = weight
             sums = sums + weight
         self.total[r] = self.total[r] * decay + tile.sum(sums, 0)
         self.most[r] = most
         for d in tile.range(0, self.result.shape[1], n):
-            self.result[r, d : d + n] = tile.load(self.result[r, d : d + n]) * decay
+            self.result[r, d : d + n] *= decay
 
     def gather(self, base: Any, count: int) -> None:
         """result[r, :] += probability of key j times value j, for some rows."""
@@ -284,8 +279,7 @@ class Decode(Rows):
             if ways > 1:
                 for i in tile.range(even, here, bounds=(0, run - 1)):
                     sums = [self.weighed(first, place, j, i, d, sums[0]), *sums[1:]]
-        total = sums[0] if ways == 1 else sums[0] + sums[1]
-        tile.store(self.result, (first, d), total)
+        tile.store(self.result, (first, d), reduce(add, sums))
 
     def weighed(self, first: Any, place: Any, j: Any, i: Any, d: int, sums: Any) -> Any:
         """sums + a piece of value j + i times its probabilities in some rows."""
@@ -299,13 +293,12 @@ class Decode(Rows):
         n, width = self.lanes, self.x.value_width
         most, total = tile.load(self.most[r]), tile.load(self.total[r])
         if self.parts == 1:
-            self.put(r, lambda d: tile.load(self.result[r, d : d + n]), most, total)
+            self.put(r, lambda d: self.result[r, d : d + n], most, total)
             return
         place = (*self.lead(), self.part, r)
         self.memory["maxima"][place], self.memory["sums"][place] = most, total
         for d in tile.range(0, width, n):
-            line = tile.load(self.result[r, d : d + n])
-            mask = below(d, n, width)
+            line, mask = self.result[r, d : d + n], first_of(n, width - d)
             tile.store(self.memory["partial"], (*place, d), line, axes=(4,), mask=mask)
 
 
@@ -329,7 +322,7 @@ class Combine(Rows):
                 total = tile.multiply_add(self.memory["sums"][index], weight, total)
 
             def line(d: Any, indices: Any = indices, weights: Any = weights) -> Any:
-                value, mask = tile.zeros((n,), self.sum), below(d, n, width)
+                value, mask = tile.zeros((n,), self.sum), first_of(n, width - d)
                 for index, weight in zip(indices, weights):
                     given = (self.memory["partial"], (*index, d), (n,))
                     part = tile.load(*given, axes=(4,), mask=mask)

@@ -23,7 +23,8 @@ from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.symbol import high, round_up
 from ..attention.shape import AttentionShape
-from .source import Source, below
+from ..attention.softmax import first_of
+from .source import Source
 
 PAD = 16  # elements after each row of scratch: breaks power-of-two strides
 TILE = 16
@@ -41,14 +42,9 @@ class CpuPlan:
     rows: int  # most rows of a register tile
     across: int  # vectors of it
     lanes: int
+    strip: int  # queries whose scores are in scratch at a time
+    aligned: bool  # blocks of keys begin at multiples of `keys`, whoever reads them
     unit: str = ""  # a matrix unit of the Target, or vectors
-    part: int = 0  # queries whose scores are in scratch at a time; 0 for all
-    aligned: bool = False  # blocks of keys begin at multiples of `keys`, whoever reads them
-
-    @property
-    def strip(self) -> int:
-        """Queries whose scores are in scratch at a time."""
-        return self.part or self.queries
 
     @property
     def panel(self) -> int:
@@ -79,15 +75,16 @@ def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan
         wide = 64 < max(x.width, x.value_width) <= 128
         block = 128 if backward else 512 if wide else 256
         keys = min(block, PAIR * max(1, -(-high(x.keys) // PAIR)))
-        part = 0 if backward else 64 if queries % 64 == 0 else PAIR
-        return CpuPlan(queries, keys, TILE, 2, TILE, units[0], part, aligned)
+        strip = queries if backward else 64 if queries % 64 == 0 else PAIR
+        return CpuPlan(queries, keys, TILE, 2, TILE, strip, aligned, units[0])
     rows = 8 if target.multiplies_by_lane else 13 if target.vector_registers >= 32 else 5
     across, panel = 2, 2 * lanes  # vectors of a register tile, and their elements
-    queries = max(panel, min(128, round_up(high(x.queries), panel)))
-    if not backward:
+    if backward:
+        queries = max(panel, min(128, round_up(high(x.queries), panel)))
+    else:
         queries = fitting(x, target, 128 // panel * panel, panel)
     keys = min((130 if backward else 256) // rows * rows, round_up(high(x.keys), rows))
-    return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=aligned)
+    return CpuPlan(queries, max(rows, keys), rows, across, lanes, queries, aligned)
 
 
 class TokenBlock(NamedTuple):
@@ -122,14 +119,12 @@ class Product(NamedTuple):
 
 class Packing(NamedTuple):
     """How tokens lie in tiles of 16 x 32: so many together, a piece of so many elements of each;
-    what is `made` of the pieces goes where `at` says, one piece after another in a loop if it
-    `turns`."""
+    what is `made` of the pieces goes where `at` says."""
 
     tokens: int
     wide: int
     made: Callable[[Sequence[Any]], Any]
     at: Callable[[Any, Any], tuple[Any, ...]]
-    turns: bool
 
 
 class Vectors:
@@ -139,7 +134,8 @@ class Vectors:
     unit = 1  # columns that an operand's number counts
 
     def __init__(self, source: Source, plan: CpuPlan) -> None:
-        self.source, self.plan, self.sum = source, plan, source.x.sum_dtype
+        self.source, self.plan, self.x = source, plan, source.x
+        self.sum = source.x.sum_dtype
 
     def place(self, rows: int, columns: int, pad: int = PAD) -> Any:
         """Scratch."""
@@ -153,19 +149,19 @@ class Vectors:
     def clear(self, place: Any, width: int) -> None:
         """Zeros in the first columns of scratch."""
         for row in tile.range(place.shape[0]):
-            place[row, 0:width] = tile.zeros((width,), self.sum)
+            place[row, 0:width] = 0.0
 
     # ---- operands -------------------------------------------------------------------------
 
     def keys(self, name: str, plain: bool, turned: bool) -> TokenBlock:
         """Blocks of keys or values."""
-        place = self.place(self.plan.keys, round_up(self.source.width(name), self.plan.panel))
+        place = self.place(self.plan.keys, round_up(self.x.columns(name), self.plan.panel))
         take = partial(self.copy, place, name)
         return TokenBlock(take, self.left(place), self.left(place, (1, 0)))
 
     def queries(self, name: str, deep: bool) -> TokenBlock:
         """Blocks of queries or gradients."""
-        wide, queries = round_up(self.source.width(name), self.plan.panel), self.plan.queries
+        wide, queries = round_up(self.x.columns(name), self.plan.panel), self.plan.queries
         across, rows = self.place(wide, queries, 0), self.place(queries, wide) if deep else None
 
         def take(head: Any, first: Any, count: Any) -> None:
@@ -204,9 +200,9 @@ class Vectors:
     def copy(self, place: Any, name: str, head: Any, first: Any, count: Any) -> None:
         """place[r, :] = token first + r."""
         n = self.plan.lanes
-        for r in tile.range(0, count, bounds=(0, place.shape[0] - 1)):
+        for r in tile.range(count):
             token = self.source.place(name, head, first + r)
-            for d in range(0, self.source.width(name), n):
+            for d in range(0, self.x.columns(name), n):
                 place[r, d : d + n] = self.source.load(token, d, (n,))
 
     @tile.function
@@ -214,8 +210,8 @@ class Vectors:
         """place[:, i] = query first + i, 0 past the last."""
         n = self.plan.lanes
         for i in tile.range(0, self.plan.queries, n):
-            for d in tile.range(0, self.source.width(name), n):
-                inside = below(first + i, n, self.source.queries)
+            for d in tile.range(0, self.x.columns(name), n):
+                inside = first_of(n, self.source.queries - first - i)
                 token = self.source.place(name, head, first + i)
                 part = self.source.load(token, d, (n, n), inside)
                 tile.store(place, (d, i), tile.cast(part, self.sum).T)
@@ -228,7 +224,7 @@ class Vectors:
         height are written too where `down` is known only at run time."""
         panel = self.plan.panel
         for start, stop, size in self.spans(of.down):
-            for row in tile.range(start, stop, size, bounds=(0, tile.most(stop))):
+            for row in tile.range(start, stop, size):
                 for column in tile.range(0, round_up(of.across, panel), panel):
                     total = tile.zeros((size, panel), self.sum)
                     if of.adds:
@@ -269,30 +265,25 @@ class TileUnit(Vectors):
 
     def keys(self, name: str, plain: bool, turned: bool) -> TokenBlock:
         """Tile by tile, and turned in pairs of keys."""
-        keys, width = self.plan.keys, self.source.width(name)
+        keys, width = self.plan.keys, self.x.columns(name)
         rows = self.tiles(keys // TILE, -(-width // PAIR)) if plain else None
         columns = self.tiles(-(-width // TILE), keys // PAIR) if turned else None
 
-        def take(head: Any, first: Any, count: Any) -> None:
-            given = (ROWS, rows), (TURNED, columns)
-            self.pack(given, name, head, first, first + count - 1, count)
-
+        take = partial(self.pack, ((ROWS, rows), (TURNED, columns)), name)
         return TokenBlock(take, self.packed(rows), self.packed(columns))
 
     def queries(self, name: str, deep: bool) -> TokenBlock:
         """Pairs of d side by side with queries across, and pairs of queries with d across."""
-        queries, width = self.plan.queries, self.source.width(name)
+        queries, width = self.plan.queries, self.x.columns(name)
         across = self.tiles(queries // TILE, -(-width // PAIR))
         rows = self.tiles(queries // PAIR, round_up(width, PAIR) // TILE) if deep else None
 
         def take(head: Any, first: Any, count: Any) -> None:
             given = (COLUMNS, across), (PAIRS, rows)
-            self.pack(given, name, head, first, self.source.queries - 1, queries)
+            self.pack(given, name, head, first, queries, self.source.queries - 1)
 
         return TokenBlock(
-            take,
-            lambda step, column: self.held(across, column, step, 0, 0),
-            lambda step, column: self.held(rows, step, column, 0, 0),
+            take, lambda step, column: self.held(across, column, step, 0, 0), self.packed(rows)
         )
 
     def held(self, memory: Any, *index: Any) -> Any:
@@ -306,20 +297,15 @@ class TileUnit(Vectors):
 
     def weights(self, scores: Any, deep: bool) -> Weights:
         """Rounded: in rows of pairs of keys, or row by row."""
-        keys, columns = self.plan.keys, self.plan.strip
-        shape = (keys // 2, 2 * columns + PAIR) if deep else (keys, columns + PAIR)
+        keys = 2 if deep else 1  # side by side
+        shape = (self.plan.keys // keys, self.plan.strip * keys + PAIR)
         place = tile.scratch(shape, bfloat16)
 
         def put(key: Any, query: Any, values: Sequence[Any]) -> None:
-            rounded = [value.to(bfloat16) for value in values]
-            if deep:
-                tile.store(place, (key // 2, query * 2), interleaved(*rounded), axes=(1,))
-            else:
-                tile.store(place, (key, query), rounded[0], axes=(1,))
+            line = interleaved([value.to(bfloat16) for value in values])
+            tile.store(place, (key // keys, query * keys), line, axes=(1,))
 
-        if deep:
-            return Weights(put, lambda s, c: self.held(place, s * TILE, c * PAIR), 2)
-        return Weights(put, lambda r, s: self.held(place, r * TILE, s * PAIR))
+        return Weights(put, lambda r, s: self.held(place, r * TILE, s * PAIR), keys)
 
     @tile.function
     def pack(
@@ -328,21 +314,22 @@ class TileUnit(Vectors):
         name: str,
         head: Any,
         first: Any,
-        last: Any,
         count: Any,
+        last: Any = None,
     ) -> None:
         """`count` tokens from the first on, up to whole pairs of tiles, in the places that there
-        are; past the last that one."""
-        source, width = self.source, self.source.width(name)
+        are; past the last (of them, or the one that is given) that one."""
+        last = first + count - 1 if last is None else last
+        source, width = self.source, self.x.columns(name)
         for how, place in [(how, place) for how, place in given if place is not None]:
             together = tile.ceil_divide(count, PAIR) * (PAIR // how.tokens)
             pieces = -(-width // how.wide)
-            for i in tile.range(0, together, bounds=(0, max(0, tile.most(together) - 1))):
+            for i in tile.range(together):
                 numbers = [
                     tile.minimum(first + i * how.tokens + r, last) for r in range(how.tokens)
                 ]
                 tokens = [source.place(name, head, number) for number in numbers]
-                for piece in tile.range(pieces) if how.turns else range(pieces):
+                for piece in tile.range(pieces) if how.tokens >= TILE else range(pieces):
                     lines = [source.load(t, piece * how.wide, (how.wide,)) for t in tokens]
                     tile.store(place, how.at(i, piece), how.made(lines))
 
@@ -352,16 +339,15 @@ class TileUnit(Vectors):
     def product(self, of: Product) -> None:
         """As on vectors, in squares of two by two tiles."""
         if of.fade is not None:
+            columns = slice(of.shift, of.shift + of.across)
             for row in tile.range(round_up(of.down, TILE)):
-                columns = slice(of.shift, of.shift + of.across)
-                line = of.place[row, columns] * of.fade[columns]
-                tile.store(of.place, (row, of.shift), line, axes=(1,))
+                of.place[row, columns] *= of.fade[columns]
         rows = tile.ceil_divide(of.down, TILE)
-        even = rows // 2 * 2 if isinstance(rows, int) else rows
-        for row in tile.range(0, even, 2, bounds=(0, max(0, tile.most(even) - 2))):
+        odd = rows % 2 if isinstance(rows, int) else 0
+        for row in tile.range(0, rows - odd, 2, bounds=(0, max(0, tile.most(rows - odd) - 2))):
             self.row(of, [row, row + 1])
-        if even is not rows and even != rows:
-            self.row(of, [even])
+        if odd:
+            self.row(of, [rows - 1])
 
     @tile.function
     def row(self, of: Product, rows: Sequence[Any]) -> None:
@@ -392,19 +378,20 @@ def turned_pairs(rows: Sequence[Any]) -> Any:
     return tile.reshape(tile.transpose(pairs, (1, 0, 2)), (TILE, PAIR))
 
 
-def interleaved(first: Any, second: Any) -> Any:
-    """Two vectors, element by element in turn."""
-    return tile.reshape(tile.stack([first, second]).T, (2 * first.shape[0],))
+def interleaved(lines: Sequence[Any]) -> Any:
+    """Vectors, element by element in turn."""
+    if len(lines) == 1:
+        return lines[0]
+    return tile.reshape(tile.stack(lines).T, (len(lines) * lines[0].shape[0],))
 
 
 # keys as they are, and turned in pairs of keys; queries turned in pairs of d, and in pairs
-ROWS = Packing(1, PAIR, lambda lines: lines[0], lambda i, d: (i // TILE, d, i % TILE, 0), False)
+ROWS = Packing(1, PAIR, interleaved, lambda i, d: (i // TILE, d, i % TILE, 0))
 TURNED = Packing(
     PAIR,
     TILE,
-    lambda lines: turned_pairs([interleaved(*lines[r : r + 2]) for r in range(0, PAIR, 2)]),
+    lambda lines: turned_pairs([interleaved(lines[r : r + 2]) for r in range(0, PAIR, 2)]),
     lambda i, d: (d, i, 0, 0),
-    True,
 )
-COLUMNS = Packing(TILE, PAIR, turned_pairs, lambda i, d: (i, d, 0, 0), True)
-PAIRS = ROWS._replace(tokens=2, wide=TILE, made=lambda lines: interleaved(*lines))
+COLUMNS = Packing(TILE, PAIR, turned_pairs, lambda i, d: (i, d, 0, 0))
+PAIRS = ROWS._replace(tokens=2, wide=TILE)

@@ -29,13 +29,13 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float32, int32
-from ...ir.symbol import high, round_up
+from ...ir.symbol import round_up
 from ...tile.build import Body, BodyBuilder
-from ...tile.value import index_of
 from ..attention.shape import Parameters, memories
-from ..attention.softmax import finite, times
+from ..attention.softmax import clamped, finite, first_of, times
+from ..attention.tile_order import block_count, reached
 from .engine import CpuPlan, Product, TileUnit, Vectors, Weights
-from .source import Source, below
+from .source import Source
 
 MAGIC = 12582912.0  # 1.5 * 2**23: added to a small float32, its low bits are the nearest integer
 # 2**x - 1 = x * (these, from the lowest power on), |x| <= 1/2; off by 9e-8 and 3e-6 of 2**x
@@ -57,31 +57,38 @@ def greater(x: Any, y: Any) -> Any:
 class BodyWriter:
     """Writes one Body: a program has a block of tokens of a head, or of all that share one."""
 
-    of = "query"  # whose tokens
+    of_keys = False  # whose tokens
     shared = False  # whether it has all heads that share a key head
     results: tuple[str, ...] = ("out",)  # what there is for each of the tokens
-    parts = 1  # of the keys, which programs share
-    each: int  # tokens of a block
     take: Any  # methods: a block of tokens, a block of keys
     step: Any
 
-    def __init__(self, source: Source, given: Parameters, plan: CpuPlan, name: str) -> None:
+    def __init__(
+        self, source: Source, given: Parameters, plan: CpuPlan, name: str, parts: int = 1
+    ) -> None:
         self.source, self.x, self.plan = source, source.x, plan
+        self.parts = parts  # of the keys, which programs share
         self.lanes, self.sum = plan.lanes, source.x.sum_dtype
         self.b = BodyBuilder(name, given)
         self.memory = source.memory = memories(self.b)
         self.factor = source.holes(0).factor
 
+    @property
+    def each(self) -> int:
+        """Tokens of a block."""
+        return self.plan.keys if self.of_keys else self.plan.queries
+
     def build(self) -> Body:
         """The Body."""
+        x, heads = self.x, self.x.key_heads if self.shared else self.x.heads
         with tile.into(self.b):
-            heads = self.x.key_heads if self.shared else self.x.heads
-            found = self.source.program(self.of, self.each, heads, self.parts)
-            grid, self.block, self.head, self.part = found  # blocks and parts are numbers
-            self.key_head = self.head if self.shared else self.head // self.x.group
+            blocks = block_count(x, self.each, self.memory, self.of_keys)
+            grid = (x.batch, heads, blocks, self.parts)
+            self.source.batch, self.head, self.block, self.part = tile.grid(*grid)
+            self.key_head = self.head if self.shared else self.head // x.group
             self.allocate_scratch()
             self.take_block()
-        return self.b.finish((grid,), plan=self.plan, **self.source.notes)
+        return self.b.finish(grid, plan=self.plan, **self.source.notes)
 
     def allocate_scratch(self) -> None:
         """Scratch of the program, if it needs some."""
@@ -89,36 +96,27 @@ class BodyWriter:
     @tile.function
     def take_block(self) -> None:
         """The block of tokens by its number, if there is one; those of no sequence."""
-        x, source, block, heads = self.x, self.source, self.block, [self.head]
-        if self.of == "query" and x.band[1] is not None and not source.several:
-            last = tile.ceil_divide(index_of(x.queries), self.each) - 1
-            block = last - block  # most keys first
-        first, stop = source.find(block, self.each, self.of)
+        x, source = self.x, self.source
+        each = x.group if self.shared and not self.of_keys else 1
+        heads = [self.head * each + number for number in range(each)]
+        first, stop = source.find(self.block, self.each, self.of_keys)
         if not source.several or first < stop:
             self.take(first, stop)
         if source.several and self.results[0] in self.memory:
-            if self.shared and self.of == "query":
-                heads = [self.key_head * x.group + g for g in range(x.group)]
-            source.clear(self.block, self.of, heads, self.results)
+            source.clear(self.block, self.of_keys, heads, self.results)
 
-    def seen(self, first: Any, stop: Any, unit: int = 1, of_keys: bool = False) -> tuple[Any, Any]:
+    def seen(self, first: Any, stop: Any, unit: int = 1) -> tuple[Any, Any]:
         """The keys that some of the queries first <= i < stop may see, or the queries that may see
         some of these keys: lower <= j < upper, from a multiple of the `unit` on."""
-        low, high_ = self.x.sides(of_keys)
-        lower, upper = 0, self.source.queries if of_keys else self.source.keys
-        if high_ is not None:
-            upper = tile.minimum(upper, stop + index_of(high_))
-        if low is not None:
-            unit = self.plan.keys if self.plan.aligned else unit
-            lower = tile.maximum(0, first + index_of(low))
-            lower = lower // unit * unit if unit > 1 else lower
-        return lower, upper
+        count = self.source.queries if self.of_keys else self.source.keys
+        lower, upper = reached(self.x.sides(self.of_keys), first, stop, count)
+        unit = self.plan.keys if self.plan.aligned else max(1, unit)
+        return lower // unit * unit, upper
 
     @tile.function
     def for_blocks(self, lower: Any, upper: Any) -> None:
         """`step` for blocks of the keys lower <= j < upper."""
-        most = max(0, high(self.x.keys) - 1)
-        for key in tile.range(lower, upper, self.plan.keys, bounds=(0, most)):
+        for key in tile.range(lower, upper, self.plan.keys):
             self.key, self.count = key, tile.minimum(upper - key, self.plan.keys)  # first, how many
             self.step()
 
@@ -154,7 +152,6 @@ class Scored(BodyWriter):
 
     def __init__(self, source: Source, given: Parameters, plan: CpuPlan, name: str) -> None:
         super().__init__(source, given, plan, name)
-        self.each = plan.keys if self.of == "key" else plan.queries
         self.engine = (TileUnit if plan.unit else Vectors)(source, plan)
 
     def score_place(self) -> Any:
@@ -174,13 +171,11 @@ class Scored(BodyWriter):
         """What the holes do to a block of scores: nothing where they only hide and all is seen."""
         n, holes = self.lanes, self.holes
         hidden: Any = holes.changed or "mask" in self.x.extras
-        band = (None, None) if hidden else self.x.band
-        low, high_ = (None if side is None else index_of(side) for side in band)
+        low, high_ = (None, None) if hidden else self.x.band
         if high_ is not None:
-            hidden = self.first + high_ < self.key + self.count - 1
+            hidden |= self.first + high_ < self.key + self.count - 1
         if low is not None:
-            early = self.key < self.stop - 1 + low
-            hidden = early if hidden is False else hidden | early
+            hidden |= self.key < self.stop - 1 + low
         if hidden:  # square by square of scores: lanes keys down, lanes queries across
             for j in tile.range(0, self.count, n, bounds=(0, round_up(self.plan.keys, n) - n)):
                 for i in tile.range(0, self.plan.strip, n):
@@ -197,10 +192,10 @@ class Scored(BodyWriter):
         """Store what was summed for the queries from i on, times a factor, turned. Gives the first
         of them, and which there are."""
         n, source, token = self.lanes, self.source, self.first + i
-        inside = below(token, n, source.queries)
+        inside = first_of(n, source.queries - token)
         place = source.place(name, self.head, token)
-        for d in tile.range(0, source.width(name), n):
-            part = tile.load(self.result, (d, i), (n, n)) * factor
+        for d in tile.range(0, self.x.columns(name), n):
+            part = self.result[d : d + n, i : i + n] * factor
             source.put(place, d, part.T, inside)
         return token, inside
 
@@ -234,8 +229,7 @@ class Forward(Scored):
         """Queries; sums as they begin."""
         queries = self.plan.queries
         self.q.take(self.head, self.first, self.stop - self.first)
-        self.most[0:queries] = tile.full((queries,), -tile.INF, self.sum)
-        self.total[0:queries] = tile.zeros((queries,), self.sum)
+        self.most[0:queries], self.total[0:queries] = -tile.INF, 0.0
         self.engine.clear(self.result, queries)
 
     @tile.function
@@ -254,8 +248,7 @@ class Forward(Scored):
             if size < plan.queries:
                 self.first, self.stop = first + offset, tile.minimum(first + offset + size, stop)
                 if x.band[1] is not None:  # not all that others see
-                    seen = self.stop + index_of(x.band[1]) - self.key
-                    self.count = tile.maximum(0, tile.minimum(count, seen))
+                    self.count = clamped(count, 0, self.stop + x.band[1] - self.key)
             queries, rows = engine.shifted(self.q.plain, offset), engine.whole(self.count)
             engine.product(Product(rows, size, x.width, self.k.plain, queries, self.scores))
             self.change()
@@ -275,12 +268,12 @@ class Forward(Scored):
         together = self.weights.keys
         if rows is not self.count:  # some are past the last key
             for j in tile.range(self.count, rows, bounds=(0, keys - 1)):
-                self.scores[j, 0:strip] = tile.full((strip,), -tile.INF, self.sum)
+                self.scores[j, 0:strip] = -tile.INF
         for c in tile.range(0, strip, width):
             at = offset + c
             before = tile.load(self.most, (at,), (width,))
             top = tile.full((width,), -tile.INF, self.sum)
-            for j in tile.range(0, rows, unroll=4, bounds=(0, keys - 1)):
+            for j in tile.range(0, rows, unroll=4):
                 top = greater(tile.load(self.scores[j, c : c + width]), top)
             most = greater(top, before)
             base = finite(most)
@@ -291,7 +284,7 @@ class Forward(Scored):
             unroll, bounds = 2 // together, (0, keys - together)
             for j in tile.range(0, rows, together, unroll=unroll, bounds=bounds):
                 scores = [self.scores[j + n, c : c + width] for n in range(together)]
-                found = [self.weight(tile.load(score), base) for score in scores]
+                found = [self.weight(score, base) for score in scores]
                 kept = [times(p, self.kept(j + n, c, width)) for n, p in enumerate(found)]
                 self.weights.put(j, c, kept)
                 total = total + reduce(add, found)
@@ -316,18 +309,15 @@ class Forward(Scored):
 class Backward(Scored):
     """What both Bodies share: probabilities and the gradient of scores of one block."""
 
-    deep = False  # whether queries go deep in a product
-    side: str  # whose gradients it gives
-
     def allocate_scratch(self) -> None:
         """Scratch of a block of scores, of their gradients, and of what each query has one of."""
         plan, engine = self.plan, self.engine
-        self.q, self.dout = (engine.queries(name, self.deep) for name in ("q", "dout"))
-        self.k = engine.keys("k", plain=True, turned=not self.deep)
+        self.q, self.dout = (engine.queries(name, self.of_keys) for name in ("q", "dout"))
+        self.k = engine.keys("k", plain=True, turned=not self.of_keys)
         self.v = engine.keys("v", plain=True, turned=False)
         self.scores, self.change_of = self.score_place(), self.score_place()
         self.bends = self.score_place() if self.x.softcap else None
-        self.gradient = engine.weights(self.change_of, not self.deep)
+        self.gradient = engine.weights(self.change_of, not self.of_keys)
         self.base, self.delta = (tile.scratch((plan.queries,), self.sum) for _ in range(2))
 
     @tile.function
@@ -338,7 +328,7 @@ class Backward(Scored):
             block.take(self.head, self.first, self.stop - self.first)
         for i in tile.range(0, self.plan.queries, n):
             token = self.first + i
-            base, delta = self.holes.known(token, n, below(token, n, self.stop))
+            base, delta = self.holes.known(token, n, self.stop)
             self.base[i : i + n], self.delta[i : i + n] = base, delta
 
     @tile.function
@@ -353,11 +343,11 @@ class Backward(Scored):
         ):
             engine.product(Product(rows, plan.queries, width, left.plain, right.plain, place))
         self.change()
-        bounds, unroll = (0, plan.keys - together), 2 // together
         for c in tile.range(0, plan.queries, plan.panel):
             base, delta = (
                 tile.load(place, (c,), (plan.panel,)) for place in (self.base, self.delta)
             )
+            unroll, bounds = 2 // together, (0, plan.keys - together)
             for j in tile.range(0, rows, together, unroll=unroll, bounds=bounds):
                 of_keys = [
                     self.probability_and_gradient(j + i, c, base, delta) for i in range(together)
@@ -373,7 +363,7 @@ class Backward(Scored):
         score = self.scores[j, c : c + width]
         p = self.power(tile.multiply_add(score, self.factor, base))
         keep = self.kept(j, c, width)
-        found = p * (times(tile.load(self.change_of[j, c : c + width]), keep) - delta)
+        found = p * (times(self.change_of[j, c : c + width], keep) - delta)
         if self.bends is not None:
             bent = tile.load(self.bends[j, c : c + width])
             found = times(found, self.holes.slope(bent))
@@ -385,7 +375,7 @@ class Backward(Scored):
 class QueryGradient(Backward):
     """Writes the Body of dq."""
 
-    results, side = ("dq",), "q"
+    results = ("dq",)
 
     def allocate_scratch(self) -> None:
         """Scratch."""
@@ -416,14 +406,14 @@ class QueryGradient(Backward):
 class KeyGradient(Backward):
     """Writes the Body of dk and dv."""
 
-    deep, of, shared = True, "key", True
-    results, side = ("dk", "dv"), "kv"
+    of_keys = shared = True
+    results = ("dk", "dv")
 
     def allocate_scratch(self) -> None:
         """Scratch."""
         super().allocate_scratch()
         self.weights = self.engine.weights(self.scores, deep=False)
-        wide = {name: round_up(self.source.width(name), self.plan.panel) for name in self.results}
+        wide = {name: round_up(self.x.columns(name), self.plan.panel) for name in self.results}
         self.sums = {n: self.engine.place(self.plan.keys, w, 0) for n, w in wide.items()}
 
     @tile.function
@@ -431,17 +421,16 @@ class KeyGradient(Backward):
         """All blocks of queries that may see some key of the block, and the results."""
         x, source, plan = self.x, self.source, self.plan
         self.key, every = key, stop - key
-        self.count = tile.maximum(0, tile.minimum(source.keys - key, every))
+        self.count = clamped(source.keys - key, 0, every)
         for place in self.sums.values():
             self.engine.clear(place, place.shape[1])
         for block in (self.k, self.v):
             block.take(self.key_head, key, self.count)
-        lower, upper = self.seen(key, stop, of_keys=True)
-        most = max(0, high(x.queries) - 1)
+        lower, upper = self.seen(key, stop)
         for group in tile.range(x.group):
             self.head = self.key_head * x.group + group
             self.holes = source.holes(self.head, True)
-            for first in tile.range(lower, upper, plan.queries, bounds=(0, most)):
+            for first in tile.range(lower, upper, plan.queries):
                 self.first, self.stop = first, tile.minimum(first + plan.queries, upper)
                 self.step()
         for name in self.sums:
@@ -453,7 +442,7 @@ class KeyGradient(Backward):
         self.gradients(self.weights)
         rows, depth = self.engine.whole(self.count), self.stop - self.first
         for name, left, right in (("dv", self.weights, self.dout), ("dk", self.gradient, self.q)):
-            operands, width = (left.operand, right.turned), self.source.width(name)
+            operands, width = (left.operand, right.turned), self.x.columns(name)
             self.engine.product(Product(rows, width, depth, *operands, self.sums[name], True))
 
     @tile.function
@@ -461,10 +450,10 @@ class KeyGradient(Backward):
         """Store the sums of the block; 0 for keys that are never seen."""
         n, source, sums = self.lanes, self.source, self.sums[name]
         scale = self.x.scale if name == "dk" else 1.0
-        for r in tile.range(0, every, bounds=(0, self.plan.keys - 1)):
+        for r in tile.range(every):
             place = source.place(name, self.key_head, self.key + r)
-            for d in range(0, source.width(name), n):
-                line = tile.load(sums[r, d : d + n]) * scale
+            for d in range(0, self.x.columns(name), n):
+                line = sums[r, d : d + n] * scale
                 if "key_lengths" in self.x.extras:
                     line = tile.where(r < self.count, line, 0.0)
                 source.put(place, d, line)

@@ -30,7 +30,7 @@ from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import refuse
 from ..attention.softmax import clamped, finished, log_sums, times
-from ..attention.threads import DEPTH, multiply, shared_place
+from ..attention.threads import multiply, shared_place
 from ..attention.tile_order import bounded, number_at
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
 from .steps import BARRIER, Steps, page_part
@@ -234,14 +234,6 @@ class ThreadItems(Items):
         self.queries = shared_place(x.dtype, plan.rows, self.widths[0])
         self.weights = shared_place(x.dtype, plan.rows, plan.block)
 
-    def make_tiles(self) -> None:
-        """Sums, and operands in registers."""
-        super().make_tiles()
-        self.keys, self.values, self.few = (
-            tile.register((size, DEPTH), self.x.dtype)
-            for size in (self.plan.block, self.widths[1], self.plan.rows)
-        )
-
     def roles(self) -> None:
         """One, that copies and multiplies."""
         with tile.role("multiply", self.plan.warps):
@@ -299,14 +291,13 @@ class ThreadItems(Items):
     def products(self) -> Any:
         """Keys of a block times queries."""
         tile.write(self.scores, tile.zeros(self.scores.shape))
-        keys, operands = self.arrived(0), (self.keys, self.few)
-        multiply(self.scores, operands, keys, self.queries, self.widths[0], self.plan.warps)
+        multiply(self.scores, self.arrived(0), self.queries, self.widths[0], self.plan.warps)
         return tile.read(self.scores)
 
     def add_values(self) -> None:
         """The values of a block, weighed."""
-        values, operands = self.arrived(1).T, (self.values, self.few)
-        multiply(self.total, operands, values, self.weights, self.plan.block, self.plan.warps)
+        values = self.arrived(1).T
+        multiply(self.total, values, self.weights, self.plan.block, self.plan.warps)
 
     def values_added(self) -> None:
         """Nothing is under way."""

@@ -28,6 +28,7 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters
+from ..attention.softmax import clamped
 from ..attention.tile_order import block_at
 from ..attention_cpu import engine, score_tiles
 from ..attention_cpu.decode import LEAST_PART, plan_of, streamed
@@ -109,16 +110,16 @@ class Pages(Source):
         super().__init__(shape_of(p), plan.lanes)
         self.p, self.run, self.several = p, plan.lanes, True
 
-    def find(self, block: Any, per: int, of: str = "query") -> tuple[Any, Any]:
+    def find(self, block: Any, per: int, of_keys: bool) -> tuple[Any, Any]:
         """See `Source`; the request, where its tokens begin, and how many keys it has."""
         self.request, first, spans = block_at(self.x, self.memory, block, per)
-        start, count = spans["query"]
+        ((start, count),) = spans
         length = tile.cast(self.memory["lengths"][self.request], int64)
         tokens, most = high(self.p.tokens), high(self.x.keys)
         self.keys = tile.hold(length, "length", (0, most))
         before = tile.hold(length - count, "before", (-tokens, most))
         self.query_start = start - before
-        self.queries = before + tile.maximum(first, tile.minimum(first + per, count))
+        self.queries = before + first + clamped(count - first, 0, per)
         return before + first, self.queries
 
     def place(self, name: str, head: Any, token: Any) -> Place:

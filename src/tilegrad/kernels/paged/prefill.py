@@ -97,15 +97,13 @@ def prefill(x: PagedShape, plan: AttentionPlan) -> Body:
 class _Listed(TileOrder):
     """The tiles of a list."""
 
-    listed = True
-
     def count(self) -> Any:
         """See `TileOrder`."""
         tiles = self.memory["tiles"]
         most = tiles.type.shape[0] - 1
         return bounded(tiles[most, 0], "listed", most) * self.lanes
 
-    def locate(self, number: Any) -> Work:
+    def locate(self, number: Any) -> Tokens:
         """See `TileOrder`."""
         x, hold, tiles = self.x, tile.hold, self.memory["tiles"]
         most = tiles.type.shape[0] - 2
@@ -124,13 +122,12 @@ class _Listed(TileOrder):
         self.low, self.high = None if window is None else last - window, last
         x = replace(x, band=(self.low, self.high))
         holes = Holes(x, self.memory, 0, head, query_start=start, key_start=0)
-        return self.blocks_seen(Tokens(holes, first, queries, limit, sequence))
+        return Tokens(holes, first, queries, limit, sequence)
 
 
-class _Prefill(WideAttention):
+class _Prefill(_Listed, WideAttention):
     """Writes one Body of `prefill`."""
 
-    tiles_of = _Listed
     registers = {1: (0, 0), 2: (56, 224)}  # a producer that looks up pages needs more
     notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
 
@@ -197,12 +194,12 @@ class _Widened(_Prefill):
     def producer(self) -> None:
         """Blocks in the order of `WideAttention`; queries after the first keys."""
         tile.grid_dependency_wait()
-        self.order.for_tiles(self.one)
+        self.for_tiles(self.one)
 
     @tile.function
     def one(self, count: Any, work: Work, turn: Any) -> None:
         """One tile."""
-        key = tile.hold(self.order.key_of(work, 0), "key")
+        key = tile.hold(self.key_of(work, 0), "key")
         pages = self.pages_of(work, key)
         for name in self.landing:
             self.copy(name, work, turn, key, pages)
@@ -219,7 +216,7 @@ class _Widened(_Prefill):
         """A step's block into the ring; then the next one, whose pages are looked up before, is
         asked for: behind the fence, since a copy may land among loads that are only issued."""
         at, (place, landed) = turn + step, self.landing[name]
-        key = tile.hold(tile.maximum(self.order.key_of(work, step + 1), 0), "key")
+        key = tile.hold(tile.maximum(self.key_of(work, step + 1), 0), "key")
         pages = self.pages_of(work, key)
         found = tile.read(place[landed.wait(at), 0])
         pipe = self.pipes[name]
