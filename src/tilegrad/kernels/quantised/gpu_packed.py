@@ -58,7 +58,8 @@ MOST_STAGES, SPARE_BYTES = 16, 512  # spare: where places begin
 SWIZZLED_BYTES = 1024  # a swizzled place begins at a multiple
 CACHE_RATE = 1.15e13  # bytes/s from L2 to all cores
 UNPACK_SECONDS = 1.35e-11  # of a weight on one core: 3 instructions
-ALONE, SHORT = 1.2, 1.12  # times as long where a core has one consumer, or two stages
+CONSUMERS = {1: 1.2, 4: 0.99}  # times as long with so many consumers
+SHORT = 1.12  # times as long with two stages
 RATE = 0.95  # of the peak, of products with an operand in registers
 LEAST_COLUMNS = 32  # that they cost
 START_SECONDS, SPLIT_SECONDS = 2.0e-6, 0.7e-6
@@ -183,11 +184,11 @@ def expected(shape: QuantisedShape, around: Around, plan: PackedPlan, target: Ta
     busy = min(tiles * split / rounds, target.cores)
     memory = moved / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
     through = tiles * split * steps / rounds * step_bytes(shape, plan) / CACHE_RATE
-    alone = ALONE if rows // (2 if around.gated else 1) // 64 * plan.ways == 1 else 1.0
-    alone *= SHORT if plan.stages < 3 else 1.0
+    longer = CONSUMERS.get(rows // (2 if around.gated else 1) // 64 * plan.ways, 1.0)
+    longer *= SHORT if plan.stages < 3 else 1.0
     rate = RATE * target.peak_flops(bfloat16) / target.cores
     # one after the other: a product that reads registers keeps its threads from working
-    work = steps * rows * depth * (UNPACK_SECONDS * alone + 2 * max(wide, LEAST_COLUMNS) / rate)
+    work = steps * rows * depth * (UNPACK_SECONDS * longer + 2 * max(wide, LEAST_COLUMNS) / rate)
     weights = step_bytes(shape, plan) - wide * depth * shape.dtype.size
     ahead = moved / (plan.programs * plan.stages * weights) * FEW_MEMORY_SECONDS
     seconds = sum(t**NORM for t in (memory, through, ahead, work)) ** (1 / NORM)
