@@ -371,8 +371,8 @@ def test_what_is_refused() -> None:
 # lane instructions of PTX for a further weight, and for one with all that a program does (ptxas
 # joins some: on the machine they are fewer)
 WORK = {
-    "Q4_0": (1.45, 2.6),
-    "Q4_1": (1.6, 2.8),
+    "Q4_0": (1.45, 3.0),
+    "Q4_1": (1.6, 3.2),
     "Q8_0": (1.1, 2.2),
     "Q4_K": (1.9, 3.2),
     "Q6_K": (2.7, 4.0),

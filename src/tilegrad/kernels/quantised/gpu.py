@@ -20,7 +20,7 @@ from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from . import gpu_packed, gpu_warps
-from .gpu_layout import ROWS, groups_of, parts
+from .gpu_layout import ROWS, groups_of, in_strips, parts
 from .gpu_layout import pack as pack
 from .gpu_matrix import MatrixKernel, MatrixPlan
 from .gpu_packed import PackedMatmul, PackedPlan
@@ -61,10 +61,9 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
     groups, tokens, heavy = groups_of(shape), high(shape.tokens), is_heavy(shape)
     if groups <= 32:
         return RowsPlan(16, 2, 32)
-    if tokens == 1 and groups <= 128:
-        return RowsPlan(16, 8, 64, stages=2)
     if tokens == 1:
-        return RowsPlan(16, 8, 64, stages=2) if heavy else RowsPlan(8, 8, 256, resident=2)
+        few = groups <= 128 or heavy or in_strips(shape.layout)
+        return RowsPlan(16, 8, 64, stages=2) if few else RowsPlan(8, 8, 256, resident=2)
     if groups <= 128:
         return RowsPlan(16, 8, 64, together=2, stages=2, resident=2)
     stages = 1 if heavy or shape.layout.planes == (8,) else 2

@@ -6,17 +6,21 @@ lies here in arrays of their own, the *parts*. Codes leave `words` as bytes, fou
 the order that `order` says, ready for byte products; their centre is taken off a whole group at a
 time.
 
-| part    | shape              | holds                                                         |
-|---------|--------------------|---------------------------------------------------------------|
-| codes   | rows, 1, groups 4  | nibbles: digit i of word j is element 8 j + 2 i, digit 4 + i  |
-|         |                    | the next one: what matrix units take side by side             |
-|         | rows, 2, groups 4  | bytes: those of word j of plane p are 16 p + 4 j ..           |
-|         | rows, 1, groups 2  | pairs of bits: as `pairs`, by natural order                   |
-| pairs   | rows, groups, 2    | two bits more: of word 4 h + i in h, at bits 8 b + 2 i        |
-| bits    | rows, groups       | one bit more: of word i at bits 8 b + i                       |
-| small   | rows, groups       | scales (and minima) of a group or its halves, a byte each     |
+| part    | shape              | holds                                                          |
+|---------|--------------------|----------------------------------------------------------------|
+| codes   | rows, 1, groups 4  | nibbles: word j has elements 2 j and 2 j + 1 of every 8; those |
+|         |                    | of 8 k are digits (0, 2, 1, 3)[k] and 4 above: a thread's own  |
+|         |                    | part of what matrix units take                                 |
+|         | rows, 2, groups 4  | bytes: those of word j of plane p are 16 p + 4 j ..            |
+|         | rows, 1, groups 2  | pairs of bits: as `pairs`, by natural order                    |
+| pairs   | rows, groups, 2    | two bits more: of word 4 h + i in h, at bits 8 b + 2 i         |
+| bits    | rows, groups       | one bit more: of word i at bits 8 b + i                        |
+| small   | rows, groups       | scales (and minima) of a group or its halves, a byte each      |
 | scales  | rows, groups [/ 8] | float16 scale; a float16 minimum or zero point above it        |
 
+Nibbles alone with one scale a group lie in strips of 8 rows, whose groups follow one another: codes
+(rows / 8, groups, 8 rows 4) and scales (rows / 8, groups, 8 rows). So the 8 rows by 4 groups that a
+warp multiplies at once are whole lines, and so are those that byte products take.
 Rows are padded to ROWS and groups to STEP with scales of 0. Bits for a weight: those of the file,
 but Q4_K and Q5_K an eighth more (scales of 6 bits take 8), Q3_K likewise.
 Invariant: `codes - centre`, scales and minima are those of the Format, exactly.
@@ -40,6 +44,7 @@ from .words import doubled, moved, shifted, there
 
 ROWS = 16  # rows are padded to a multiple of this
 GROUP = 32
+STRIP = 8
 STEP = 32  # groups of a row are padded to a multiple of this
 MORE = {1: "bits", 2: "pairs"}  # the part of a plane above the codes, by its bits
 BLOCK = 8  # groups that share what `scales` holds, where there are small ones
@@ -50,7 +55,7 @@ E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values
 def order(x: Layout, word: int) -> tuple[int, ...]:
     """The elements of a group whose codes are the bytes of a word."""
     if x.planes[0] == 4:
-        return tuple(8 * (word // 2) + 2 * (word % 2) + i for i in (0, 4, 1, 5))
+        return tuple(16 * (word % 2) + 2 * (word // 2) + i for i in (0, 8, 1, 9))
     return tuple(4 * word + i for i in range(4))
 
 
@@ -59,9 +64,19 @@ def halves_of(x: Layout) -> int:
     return GROUP // x.group
 
 
+def half_of(x: Layout, word: int) -> int:
+    """Which of a group's scales the codes of a word have."""
+    return order(x, word)[0] * halves_of(x) // GROUP
+
+
 def words_of(x: Layout) -> int:
     """Words of codes of a group that lie side by side."""
     return min(4, x.planes[0])
+
+
+def in_strips(x: Layout) -> bool:
+    """Whether groups of STRIP rows lie side by side."""
+    return x.planes == (4,) and not x.two_levels and not x.doubled
 
 
 def groups_of(shape: QuantisedShape) -> int:
@@ -73,6 +88,9 @@ def parts(shape: QuantisedShape) -> list[Part]:
     """The parts in order."""
     x, rows, groups = shape.layout, round_up(shape.rows, ROWS), groups_of(shape)
     words = words_of(x)
+    if in_strips(x):
+        strips, kind = (rows // STRIP, groups), int32 if x.least else float16
+        return [("codes", (*strips, STRIP * words), int32), ("scales", (*strips, STRIP), kind)]
     made: list[Part] = [("codes", (rows, x.planes[0] // words, groups * words), int32)]
     for bits in x.planes[1:]:
         made.append((MORE[bits], (rows, groups, bits) if bits > 1 else (rows, groups), int32))
@@ -98,20 +116,32 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
     assert form.codes is not None and form.scales is not None
     fields = form.split(raw)
     codes: Array
+    made = _scales(shape, fields, len(raw))
     if form.name in ("Q4_0", "Q4_1", "Q4_Z"):  # as in the file, but for the order
-        codes = _split(fields["nibbles"]).reshape(len(raw), -1)
+        made["codes"] = _paired(fields["nibbles"])
     else:
         codes = form.codes(NUMPY, fields).reshape(len(raw), -1)  # int8
         codes = _digits(codes) if x.doubled else codes.view(np.uint8) + np.uint8(x.centre)
-    codes = _padded(codes, (len(raw), groups * GROUP)).reshape(-1, groups, GROUP)
-    made = {"codes": _codes(x.planes[0], codes)} | _scales(shape, fields, len(raw))
+        codes = _padded(codes, (len(raw), groups * GROUP)).reshape(-1, groups, GROUP)
+        made["codes"] = _codes(x.planes[0], codes)
     for bits in x.planes[1:]:
         above = codes >> np.uint8(x.planes[0])
         words = _words(above[..., [i for k in range(8) for i in order(x, k)]], bits)
         made[MORE[bits]] = words if bits > 1 else words[..., 0]
     for name, sizes, dtype in parts(shape):
-        made[name] = _padded(made[name], sizes).astype(dtype.numpy, copy=False)
+        found = made[name]
+        if in_strips(x):
+            found = _stripped(found.reshape(len(raw), -1), sizes)
+        made[name] = _padded(found, sizes).astype(dtype.numpy, copy=False)
     return made
+
+
+def _stripped(values: Array, sizes: Sequence[int]) -> Array:
+    """Rows (n, groups words) as strips of rows, group by group."""
+    strips, groups, words = sizes
+    each = words // STRIP
+    whole = _padded(values, (strips * STRIP, groups * each))
+    return whole.reshape(strips, STRIP, groups, each).swapaxes(1, 2).reshape(sizes)
 
 
 def _padded(values: Array, sizes: Sequence[int]) -> Array:
@@ -120,12 +150,11 @@ def _padded(values: Array, sizes: Sequence[int]) -> Array:
     return np.pad(values, [(0, size - own) for size, own in zip(sizes, values.shape)])
 
 
-def _split(nibbles: Array) -> Array:
-    """Codes (n, blocks, 32) of nibbles (n, blocks, 16): the lower ones, then the upper ones."""
-    made = np.empty((*nibbles.shape[:-1], 32), np.uint8)
-    np.bitwise_and(nibbles, np.uint8(15), out=made[..., :16])
-    np.right_shift(nibbles, np.uint8(4), out=made[..., 16:])
-    return made
+def _paired(nibbles: Array) -> Array:
+    """The part `codes` of nibbles (n, groups, 16): those of 16 columns above those before."""
+    halves = nibbles.reshape(len(nibbles), -1, 2, 8)
+    made = np.stack([halves[:, :, 0], halves[:, :, 1]], axis=-1)
+    return made.reshape(len(nibbles), 1, -1).view(np.int32)
 
 
 def _digits(codes: Array) -> Array:
@@ -147,10 +176,8 @@ def _codes(bits: int, codes: Array) -> Array:
     """The part `codes` of codes (n, groups, 32)."""
     lead = codes.shape[:2]
     if bits == 4:
-        pairs = codes.view(np.uint16) & np.uint16(0x0F0F)  # two neighbours
-        nibbles = pairs[..., ::2] | pairs[..., 1::2] << np.uint16(4)  # 0 2, 1 3, then 4 6, 5 7
-        found = nibbles.view(np.uint8).reshape(*lead, 4, 2, 2).swapaxes(-1, -2)
-        return np.ascontiguousarray(found).reshape(lead[0], 1, -1).view(np.int32)
+        low, high = codes[..., :16] & np.uint8(15), codes[..., 16:] << np.uint8(4)
+        return _paired(low | high)
     if bits == 8:
         planes = codes.view(np.int32).reshape(*lead, 2, 4).transpose(0, 2, 1, 3)
         return planes.reshape(lead[0], 2, -1)
@@ -193,6 +220,9 @@ class Groups:
         group."""
         made = []
         for name, memory in self.memories.items():
+            if in_strips(self.x):
+                made.append(self.strips(memory, row, group, rows, groups))
+                continue
             if name == "codes":
                 words, first = self.words, group * self.words
                 shape: tuple[int, ...] = (rows, groups * words)
@@ -207,6 +237,15 @@ class Groups:
             inside = there(shape, 1, first, memory.shape[1])
             made.append(tile.load(memory, (row, first, *(0 for _ in more)), shape, mask=inside))
         return made
+
+    def strips(self, memory: Any, row: Any, group: Any, rows: int, groups: int) -> Any:
+        """Rows of a part that lies in strips, whole ones or within one: (rows, groups[, words])."""
+        each, within = memory.shape[2] // STRIP, min(rows, STRIP)
+        sizes = (rows // within, groups, within * each)
+        at = (row // STRIP, group, row % STRIP * each if rows < STRIP else 0)
+        found = tile.load(memory, at, sizes, mask=there(sizes, 1, group, memory.shape[1]))
+        found = tile.transpose(tile.reshape(found, (*sizes[:2], within, each)), (0, 2, 1, 3))
+        return tile.reshape(found, (rows, groups, each) if each > 1 else (rows, groups))
 
     def named(self, loaded: Sequence[Any]) -> dict[str, list[Any]]:
         """What `load` gave, by name: of codes a Tile for each of their planes."""

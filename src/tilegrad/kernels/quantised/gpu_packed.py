@@ -3,17 +3,18 @@
 `PackedMatmul` is the wide matmul with the weights as rows of the matrix unit and tokens as its
 columns; what comes through the ring are codes and scales as they are stored, and a consumer takes
 them apart into the registers that its product reads. A thread holds two rows of a step of 16
-columns, and of each group of 32 columns two neighbours in every 8: it reads the 16 bytes of a
-group (as the three beside it do), shifts each word by its place and keeps the digits 0 and 4. As
-bfloat16 these are subnormal: a power of two makes them whole numbers again, and half the range is
-taken off exactly (as float16 they are the last bits of 1,024, which is taken off with it); scale
-and minimum follow in one rounding to x's dtype. Sums are float32.
+columns, and of each group of 32 columns two neighbours in every 8: a word of the group has just
+these, so that it shifts once and masks four times. As bfloat16 digits are subnormal: a power of two
+makes them whole numbers again, and half the range is taken off exactly (as float16 they are the
+last bits of 1,024, which is taken off with it); scale and minimum follow in one rounding to x's
+dtype. Sums are float32.
 
-Cost for a weight of 4 bits, in lane instructions: 1 to cut digits out, 1 to make them values, 0.6
-for scales (which four threads make alike), 0.2 to read: 2.8. At 4.3 TB/s an H200 brings 28 weights
-of 5 bits a clock and core: 78 of its 128 lanes; 25 were measured (docs/decisions/0052). Bytes:
-those of the parts, once; x from L2, once for each tile of rows. Error: scale, minimum and product
-are rounded to x's dtype, each once.
+Cost for a weight of 4 bits, in lane instructions: 5/8 to cut digits out, 1 to make them values, 0.6
+for scales (which four threads make alike), 0.25 to read; 3.0 as assembled. At 4.3 TB/s an H200
+brings 28 weights of 5 bits a clock and core: 84 of its 128 lanes; 25 were measured, since what
+multiplies registers does not run beside this (docs/decisions/0052). Bytes: those of the parts,
+once; x from L2, once for each tile of rows. Error: scale, minimum and product are rounded to x's
+dtype, each once.
 
 Invariant: the order of every sum depends on the shape and the Plan alone; what lies outside of the
 weights and of x reads as 0 and is not written.
@@ -44,19 +45,23 @@ from ..matmul.plan import (
 )
 from ..matmul.shape import Operands, WidePlan, among, box, first_wrong
 from ..matmul.wide import WideMatmul
-from .gpu_layout import BLOCK, GROUP, bytes_of, halves, parts, words_of
+from .gpu_layout import GROUP, STRIP, bytes_of, halves, in_strips, parts, words_of
 from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import and_masks, surrounded, there
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
-MOST_WIDE = {1: 256, 2: 256, 3: 64, 4: 64}  # columns of accumulators, by consumers
+# columns of a consumer's sums, by consumers: of one product, of each of two
+MOST_WIDE = {1: (256, 128), 2: (256, 128), 4: (64, 16)}
+REGISTERS = {4: (32, 112)}  # of the producer and of a consumer, by consumers: those of a launch
 MOST_TOKENS, MOST_PACKED = 128, 256  # of a tile, of a product
 MOST_STAGES, SPARE_BYTES = 16, 512  # spare: where places begin
 SWIZZLED_BYTES = 1024  # a swizzled place begins at a multiple
-CACHE_RATE = 5.5e12  # bytes/s from L2 to all cores
-UNPACK_SECONDS = 2.4e-11  # of a weight on one core: 3 instructions and what they wait for
-FEW_CONSUMERS = 2.6  # accumulators below which threads wait for one another
-RATE = 0.8  # of the peak, of products with an operand in registers
+CACHE_RATE = 1.15e13  # bytes/s from L2 to all cores
+UNPACK_SECONDS = 1.35e-11  # of a weight on one core: 3 instructions
+CONSUMERS = {1: 1.2, 4: 0.99}  # times as long with so many consumers
+SHORT = 1.12  # times as long with two stages
+RATE = 0.95  # of the peak, of products with an operand in registers
+LEAST_COLUMNS = 32  # that they cost
 START_SECONDS, SPLIT_SECONDS = 2.0e-6, 0.7e-6
 # Digits are made numbers: of bfloat16 as they are, subnormal; of float16 as last bits of ABOVE
 BASE, ABOVE = {bfloat16: 0, float16: 0x6400}, {bfloat16: 0.0, float16: 1024.0}
@@ -104,7 +109,7 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
         (invariant(), "invariant: any number of tokens by one kernel"),
         (not target.asynchronous_units, "no matrix units that run beside the threads"),
         (shape.dtype not in POWER, "tokens of 16 bits"),
-        (x.planes != (4,) or x.two_levels or x.doubled, "codes of 4 bits"),
+        (not in_strips(x), "codes of 4 bits"),
         (around.norm is not None, "no norm: each program would compute it anew"),
         (around.gated not in ("", "silu"), f"the activation {around.gated}"),
         (around.gated and (around.bias or around.splits), "gates with more around them"),
@@ -119,7 +124,7 @@ def plans(shape: QuantisedShape, around: Around, target: Target) -> list[PackedP
     """Plans to consider, the most promising first."""
     made = [
         plan
-        for consumers in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1))
+        for consumers in ((1, 1), (1, 2), (2, 1), (2, 2))
         for split in (1, 2, 3, 4)
         for plan in _plan(shape, around, target, consumers, split)
     ]
@@ -136,7 +141,8 @@ def _plan(
     """The Plan with consumers (down, of the same rows), each program with a part of k."""
     (halves, ways), products = consumers, 2 if around.gated else 1
     tokens, results = high(shape.tokens), around.results(shape)
-    across = ceil_divide(tokens, min(MOST_TOKENS, MOST_WIDE[halves * ways] // products))
+    most = min(MOST_TOKENS, MOST_WIDE[halves * ways][products - 1])
+    across = ceil_divide(tokens, most)
     wide = round_up(ceil_divide(tokens, across), 8 * split)
     tiles = sum(ceil_divide(s, 64 * halves) for s in results) * across
     if any(s % (64 * halves) for s in results[:-1]):
@@ -177,12 +183,14 @@ def expected(shape: QuantisedShape, around: Around, plan: PackedPlan, target: Ta
     busy = min(tiles * split / rounds, target.cores)
     memory = moved / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
     through = tiles * split * steps / rounds * step_bytes(shape, plan) / CACHE_RATE
-    consumers = rows // 64 * plan.ways  # times the accumulators of each
-    unpack = steps * rows * depth * UNPACK_SECONDS * max(1.0, FEW_CONSUMERS / consumers)
-    product = steps * 2 * rows * wide * depth / (RATE * target.peak_flops(bfloat16) / target.cores)
+    longer = CONSUMERS.get(rows // (2 if around.gated else 1) // 64 * plan.ways, 1.0)
+    longer *= SHORT if plan.stages < 3 else 1.0
+    rate = RATE * target.peak_flops(bfloat16) / target.cores
+    # one after the other: a product that reads registers keeps its threads from working
+    work = steps * rows * depth * (UNPACK_SECONDS * longer + 2 * max(wide, LEAST_COLUMNS) / rate)
     weights = step_bytes(shape, plan) - wide * depth * shape.dtype.size
     ahead = moved / (plan.programs * plan.stages * weights) * FEW_MEMORY_SECONDS
-    seconds = sum(t**NORM for t in (memory, through, ahead, unpack, product)) ** (1 / NORM)
+    seconds = sum(t**NORM for t in (memory, through, ahead, work)) ** (1 / NORM)
     seconds += START_SECONDS + rounds * wide * FEW_TOKEN
     return seconds + (split - 1) * SPLIT_SECONDS
 
@@ -211,6 +219,7 @@ class PackedMatmul(WideMatmul):
         self.notes = {"level": "placed"}
         first = (memory["codes"], memory["x"], memory["out0"])
         super().__init__(x, plan, b, first)
+        self.registers = REGISTERS.get(self.consumers, self.registers)
         self.epilogue = self.surrounded
 
     # ---- the ring -----------------------------------------------------------------------------
@@ -218,9 +227,9 @@ class PackedMatmul(WideMatmul):
     def operands(self) -> tuple[Any, Any]:
         """Codes and scales of 64 rows each, tokens in parts."""
         stages, (rows, wide, _) = self.plan.stages, self.plan.tile
-        lead, words = (stages, rows // 64), DEPTH // GROUP * self.words
-        codes = tile.shared((*lead, 64, words), int32, "swizzle128")
-        self.scaled = tile.shared((*lead, 64, BLOCK), self.scales.dtype)
+        lead = (stages, rows // 64, 64 // STRIP, DEPTH // GROUP)
+        codes = tile.shared((*lead, STRIP * self.words), int32)
+        self.scaled = tile.shared((*lead, STRIP), self.scales.dtype)
         if self.ways > 1:
             count = self.halves * (self.ways - 1) * self.products
             self.shares = tile.shared((count, 64, wide), float32, "held")
@@ -235,16 +244,16 @@ class PackedMatmul(WideMatmul):
 
     def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Codes and scales, 64 rows a copy: gates first, then what they gate."""
-        words, groups = self.words, DEPTH // GROUP
-        group = (self.share * self.steps + step) * groups
+        group = (self.share * self.steps + step) * (DEPTH // GROUP)
         for number in range(self.products * self.halves):
             side, own = divmod(number, self.halves)
-            row = where[1] + 64 * own + side * self.x.m
-            full = self.ring.full[stage]
-            columns = slice(group * words, (group + groups) * words)
-            tile.copy_async(self.left[stage, number], self.a[row : row + 64, 0, columns], full)
-            source = box(self.scales, (row, group), (64, BLOCK))
-            tile.copy_async(self.scaled[stage, number], source, full)
+            strip, full = (where[1] + 64 * own + side * self.x.m) // STRIP, self.ring.full[stage]
+            for memory, ring in ((self.a, self.left), (self.scales, self.scaled)):
+                place = ring[stage, number]
+                strips, groups, words = place.shape
+                tile.copy_async(
+                    place, memory[strip : strip + strips, group : group + groups, 0:words], full
+                )
 
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Tokens, a part at a time; programs of a cluster bring some for all."""
@@ -264,25 +273,32 @@ class PackedMatmul(WideMatmul):
         """Part by part: taken apart while the product of the part before runs."""
         turn = tile.hold(count * self.turns, "turn")
         words = [tile.register((64, PART // 2), int32) for _ in range(2)]
-        way, own = divmod(own, self.halves)
-        mine = range(way, DEPTH // PART, self.ways)
-        for step in tile.range(self.steps):
-            stage = self.ring.wait(turn + step)
-            for turns, (part, number) in enumerate(itertools.product(mine, range(self.products))):
-                place = number * self.halves + own
-                found = values(self.left[stage, place], self.scaled[stage, place], part, self.shape)
-                tile.matrix_wait(0)
-                if turns == 0 and step > 0:
-                    tile.fence("async")
-                    self.release(turn + step - 1)
-                tile.write(words[turns % 2], found)
-                tile.matrix_fence()
-                more = True if part > way else step > 0
-                tile.matrix_async(totals[number], words[turns % 2], self.right[stage, part].T, more)
-                tile.matrix_commit()
+        self.step(own, turn, totals, words, first=True)
+        for step in tile.range(1, self.steps):
+            self.step(own, turn + step, totals, words)
         tile.matrix_wait(0)
         tile.fence("async")
         self.release(turn + self.steps - 1)
+
+    def step(
+        self, own: int, turn: Any, totals: Sequence[Any], words: Sequence[Any], first: bool = False
+    ) -> None:
+        """The products of a step. The last one of the step before may still run at its beginning;
+        a branch in between would make it wait, so the first step is written apart."""
+        way, own = divmod(own, self.halves)
+        mine, stage = range(way, DEPTH // PART, self.ways), self.ring.wait(turn)
+        for turns, (part, number) in enumerate(itertools.product(mine, range(self.products))):
+            place = number * self.halves + own
+            found = values(self.left[stage, place], self.scaled[stage, place], part, self.shape)
+            tile.matrix_wait(1)
+            if turns == 1 and not first:
+                tile.fence("async")
+                self.release(turn - 1)
+            tile.write(words[turns % 2], found)
+            tile.matrix_fence()
+            more = not first or part > way
+            tile.matrix_async(totals[number], words[turns % 2], self.right[stage, part].T, more)
+            tile.matrix_commit()
 
     # ---- results ------------------------------------------------------------------------------
 
@@ -339,29 +355,27 @@ class PackedMatmul(WideMatmul):
 
 
 def values(codes: Any, scales: Any, part: int, shape: QuantisedShape) -> Any:
-    """The weights (64, PART) of a part of a step, two neighbours in a word."""
+    """The weights (64, PART) of a part of a step, two neighbours in a word: word j of a group has
+    neighbours j of every 8 columns."""
     groups = PART // GROUP
-    sizes = (64, groups, 4, 4)  # a word of 8 columns, and two of them
-    words = part_of(tile.read(codes), part, groups * 4)
-    words = tile.broadcast(tile.reshape(words, (*sizes[:3], 1)), sizes)
-    words = words >> tile.broadcast(tile.arange(4, dtype=int32) * 4, sizes)
-    found = tile.reshape(part_of(tile.read(scales), part, groups), (64, groups, 1, 1))
-    made = numbers(words, (0,), *scales_of(found, shape), shape)
+    words = part_of(codes, part)
+    words = tile.broadcast(tile.reshape(words, (64, groups, 1, 1, 4)), (64, groups, 1, 2, 4))
+    later = tile.reshape(tile.arange(2, dtype=int32) * 8, (1, 1, 1, 2, 1))  # of every 16 columns
+    words = tile.broadcast(words >> tile.broadcast(later, words.shape), (64, groups, 2, 2, 4))
+    found = tile.reshape(part_of(scales, part), (64, groups, 1, 1, 1))
+    made = numbers(words, 2, *scales_of(found, shape), shape)
     return tile.reshape(made, (64, PART // 2))
 
 
-def numbers(
-    words: Any, starts: Sequence[int], scale: Any, minimum: Any, shape: QuantisedShape
-) -> Any:
-    """The weights whose digits begin at a bit of both halves of words, by their last index."""
+def numbers(words: Any, axis: int, scale: Any, minimum: Any, shape: QuantisedShape) -> Any:
+    """The weights whose digits are the first or the second of both halves of words, by an axis."""
     dtype, sizes, base = shape.dtype, words.shape, BASE[shape.dtype]
+    only = [2 if i == axis else 1 for i in range(len(sizes))]
+    second = tile.broadcast(tile.reshape(tile.arange(2) == 1, only), sizes)
 
     def each(made: Callable[[int], int]) -> Any:
-        found = tile.full((), made(starts[0]), int32)
-        for number, start in enumerate(starts[1:], 1):
-            later = tile.broadcast(tile.arange(sizes[-1], dtype=int32) >= number, sizes)
-            found = tile.where(later, tile.full((), made(start), int32), found)
-        return found
+        low, high = (tile.full((), made(start), int32) for start in (0, 4))
+        return tile.where(second, high, low)
 
     digits = words & each(lambda start: twice(15 << start))
     digits = digits | twice(base) if base else digits
@@ -382,10 +396,13 @@ def scales_of(found: Any, shape: QuantisedShape) -> tuple[Any, Any]:
     return pairs(scale * unit, shape.dtype), pairs(minimum, shape.dtype)
 
 
-def part_of(words: Any, part: int, wide: int) -> Any:
-    """Some columns of a Tile; threads hold all of them."""
-    rows, columns = words.shape
-    return tile.reshape(words, (rows, columns // wide, wide))[:, part : part + 1, :]
+def part_of(place: Any, part: int) -> Any:
+    """What a place (strips, groups, words) has of a part: (64, words); threads hold all of it."""
+    strips, groups, words = place.shape
+    each, count = words // STRIP, DEPTH // PART
+    found = tile.reshape(tile.read(place), (strips, groups, STRIP, each))
+    found = tile.reshape(tile.transpose(found, (0, 2, 1, 3)), (64, count, groups // count * each))
+    return found[:, part : part + 1, :]
 
 
 def twice(bits: int) -> int:

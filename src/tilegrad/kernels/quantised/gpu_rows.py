@@ -8,10 +8,10 @@ Sums within a group are exact integers; scale, minimum and the offset of the cod
 once a group, in float32. Error of x: 2 ** -16 of the largest of its group, below that of bfloat16.
 
 Cost for a weight of Q4_1, in lane instructions: 3/8 to take nibbles apart, 1/2 of byte products,
-9/32 for scales and sums: 1.2, and 5/rows to round x, where a program has so many rows. At 4.47
-TB/s an H200 brings 31 weights of 5 bits a clock and core, so that is 37 of 128 lanes (28 of the
-64 that do integers). Bytes: those of the parts; x comes from L2. Each further token adds 1/2 of
-byte products and 1/4 for scales.
+9/32 for scales and sums: 1.2; 1/4 to bring x to the order of nibbles, where a thread has two rows;
+and 5/rows to round x, where a program has so many rows. At 4.47 TB/s an H200 brings 31 weights of 5
+bits a clock and core, so that is 45 of 128 lanes (36 of the 64 that do integers). Bytes: those of
+the parts; x comes from L2. Each further token adds 1/2 of byte products and 1/4 for scales.
 
 Of what is `Around` a product a norm's factor is applied to the sums, so nothing waits for it.
 
@@ -29,7 +29,7 @@ from ...core.dtype import float32, int32
 from ...ir.symbol import high, round_up
 from ...tile.value import index_of
 from .gpu_around import AroundKernel, AroundPlan
-from .gpu_layout import GROUP, groups_of, halves_of, one, order
+from .gpu_layout import GROUP, groups_of, half_of, halves_of, one
 from .shape import Around, QuantisedShape
 from .words import BYTES, and_masks, there
 
@@ -121,11 +121,8 @@ class RowsKernel(AroundKernel):
         the codes, sums of each half of a group (or of all of it), scales."""
         groups, halves = rounded_groups(self.shape, self.plan), halves_of(self.layout)
         # a place for everything that is written at once: threads need not meet in between
-        each = 1 if self.layout.planes[0] == 4 else 2  # planes that are written at once
         tokens = range(self.tokens)
-        self.words = [
-            [tile.shared((each, groups, 4), int32) for _ in range(4 // each)] for _ in tokens
-        ]
+        self.words = [[tile.shared((2, groups, 4), int32) for _ in range(2)] for _ in tokens]
         self.sums = [tile.shared((halves, groups), int32) for _ in tokens]
         self.scales = [tile.shared((groups,)) for _ in tokens]
         normed = tokens if self.around.norm is not None else ()
@@ -157,24 +154,18 @@ class RowsKernel(AroundKernel):
     def store_words(self, token: int, bits: Any) -> None:
         """Words of bytes of integers (groups, 32), and their sums."""
         groups, halves = bits.shape[0], halves_of(self.layout)
-        nibbles = self.layout.planes[0] == 4
         ones = tile.full((), BYTES, int32)
-        wide, sums = (8 if nibbles else 4), []
-        split = tile.reshape(bits, (groups, GROUP // wide, wide))
-        chosen = [order(self.layout, word) for word in range(2 if nibbles else 1)]
-        for plane, elements in enumerate(chosen):
-            four = [one(split, e) for e in elements]
-            left = tile.byte_permute(four[0], four[1], 0x5140)
-            right = tile.byte_permute(four[2], four[3], 0x5140)
-            low = tile.byte_permute(left, right, 0x5410) ^ 0x80808080
-            top = tile.byte_permute(left, right, 0x7632)
-            sums.append(tile.byte_dot(ones, low, tile.byte_dot(ones, top, 0) << 8))
-            for number, word in enumerate((top, low)):
-                word = tile.reshape(word, (groups, GROUP // wide // 4, 4))
-                place = self.words[token][number * len(chosen) + plane]
-                tile.store(place, (0, 0, 0), word, axes=(1, 0, 2))
-        total = sums[0] if len(sums) == 1 else sums[0] + sums[1]
-        total = tile.reshape(total, (groups, halves, GROUP // wide // halves))
+        split = tile.reshape(bits, (groups, 8, 4))
+        four = [one(split, i) for i in range(4)]
+        left = tile.byte_permute(four[0], four[1], 0x5140)
+        right = tile.byte_permute(four[2], four[3], 0x5140)
+        low = tile.byte_permute(left, right, 0x5410) ^ 0x80808080
+        top = tile.byte_permute(left, right, 0x7632)
+        for place, word in zip(self.words[token], (top, low)):
+            word = tile.reshape(word, (groups, 2, 4))
+            tile.store(place, (0, 0, 0), word, axes=(1, 0, 2))
+        total = tile.byte_dot(ones, low, tile.byte_dot(ones, top, 0) << 8)
+        total = tile.reshape(total, (groups, halves, 8 // halves))
         tile.store(self.sums[token], (0, 0), tile.sum(total, 2).T)
 
     # ---- a turn -------------------------------------------------------------------------------
@@ -206,7 +197,7 @@ class RowsKernel(AroundKernel):
         totals = [[(zero, self.start(x, half, shape)) for half in range(halves)] for x in rounded]
         for number in range(8):
             word = self.weights.word(found, number)
-            half = number * halves // 8
+            half = half_of(self.layout, number)
             for x, own in zip(rounded, totals):
                 high, low = (
                     tile.byte_dot(word, w, total) for w, total in zip(x.words(number), own[half])
@@ -269,9 +260,8 @@ class _Rounded:
     def __init__(self, kernel: RowsKernel, token: int, group: Any) -> None:
         self.nibbles, count = kernel.layout.planes[0] == 4, kernel.plan.groups
         self.planes = [
-            tile.load(place, (plane, group, 0), (count, 4))[None, :, :]
+            [tile.load(place, (plane, group, 0), (count, 4))[None, :, :] for plane in range(2)]
             for place in kernel.words[token]
-            for plane in range(place.shape[0])
         ]
         self.scale = tile.load(kernel.scales[token], group, count)[None, :, None]
         self.sums = [
@@ -280,8 +270,10 @@ class _Rounded:
         ]
 
     def words(self, number: int) -> tuple[Any, Any]:
-        """The (high, low) bytes that meet a word of codes."""
-        plane, at = divmod(number, 4)
-        if self.nibbles:
-            at, plane = divmod(number, 2)
-        return one(self.planes[plane], at), one(self.planes[2 + plane], at)
+        """The (high, low) bytes that meet a word of codes: of nibbles, from two runs of 8."""
+        found = [[one(planes[n // 4], n % 4) for n in range(8)] for planes in self.planes]
+        if not self.nibbles:
+            return found[0][number], found[1][number]
+        first, chosen = number % 2 * 4 + number // 4, (0x5140, 0x7362)[number // 2 % 2]
+        high, low = (tile.byte_permute(x[first], x[first + 2], chosen) for x in found)
+        return high, low
