@@ -477,7 +477,7 @@ def prefilled(
     assert plan is not None and not paged_prefill.why_not(x, H200)
     named = {"q": "q", "k": "keys", "v": "values"}
     names = [named.get(n, n) for n, _ in paged_prefill.parameters(x, plan)]
-    most = (x.tokens // plan.tile[0] + x.requests + 1, paged_prefill.RECORD)
+    most = [int(s) for s in paged_prefill.tiles_of(x, plan).shape]
     given["tiles"] = np.zeros(most, np.int32)
     listed = paged_prefill.tile_list(x, plan, 1)
     given["out"] = np.full(out.shape, np.nan).astype(x.dtype.numpy)

@@ -204,8 +204,11 @@ class Steps:
 
     def add_values(self) -> None:
         """The values of a block, weighed, are added to the total: at the latest by `values_added`,
-        when nobody reads them any more."""
+        when nobody reads them any more. Blocks of 8 bits are in registers, and the warps have met
+        behind a fence since they read them."""
         values = self.held[1] if self.x.scaled else self.arrived(1).T
+        for pipe in self.pipes if self.x.scaled else ():
+            pipe.release(self.turn)
         tile.matrix_fence()
         tile.matrix_async(self.total, values, self.weights.T)
         tile.matrix_commit()
@@ -221,8 +224,6 @@ class Steps:
         keys = self.arrived(0)
         if self.x.scaled:
             tile.load_operand(self.held[0], keys)
-            tile.fence("async")
-            self.pipes[0].release(self.turn)
             keys = self.held[0]
         tile.matrix_fence()
         tile.matrix_async(self.scores, keys, self.queries.T, False)
@@ -249,8 +250,6 @@ class Steps:
                 self.meet()
         if x.scaled:
             tile.load_operand(self.held[1], self.arrived(1).T)
-            tile.fence("async")
-            self.pipes[1].release(self.turn)
 
     def scaled(self, scores: Any) -> Any:
         """Scores as exponents of 2."""
