@@ -102,6 +102,19 @@ def test_no_spills_of_float64(number: int) -> None:
     fits(tg.jit(lambda x, mask: use(tg.where(mask, 1, expression(x)))).lower(x, mask))
 
 
+@pytest.mark.parametrize("shape", [(65, 17), (30, 30), (7, 120), (200, 9)])
+def test_no_spills_where_float64_is_read_at_several_places(shape: tuple[int, int]) -> None:
+    """A derivative of a pad reads its gradient, in float64 here, at two places."""
+
+    def loss(x: Any, scale: Any, weights: Any) -> Any:
+        angle = tg.atan2(tg.nn.functional.softmax(x, dim=1), scale * scale + 0.5)
+        return (tg.nn.functional.pad(angle, (1, 0), mode="replicate") * weights).sum()
+
+    x, scale = tg.ones(*shape), tg.ones((), dtype=tg.float32)
+    weights = tg.ones(shape[0], shape[1] + 1, dtype=tg.float64)
+    fits(tg.jit(tg.grad(loss, argnums=(0, 1))).lower(x, scale, weights))
+
+
 def gradient_of_ratios(y: Any, other: Any) -> Any:
     """The derivative of functions of which many values are read again."""
 

@@ -34,6 +34,7 @@ from .tiles import ThreadSheet
 HELD = 16384  # most elements of a row that is held
 COSTLY = 100  # instructions of an element of which a thread with half the registers holds few
 EACH = 16  # elements of a tile that a thread holds
+MANY = 3  # words of each that it reads before it computes, at most
 
 
 def by_rows(space: ThreadSpace) -> Bodies:
@@ -60,7 +61,7 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     sheet = space.sheet(space.name, constants=space.region.constants)
     lanes = power_of_two(high(columns))
     few = high(rows) <= space.target.cores  # threads wait for one another more than for work
-    each = EACH << few if space.many_reads() <= 3 and not invariant() else EACH // 2
+    each = EACH << few if space.words_read() <= MANY and not invariant() else EACH // 2
     many = rows_held(space, high(rows), lanes, each)
     middle, many = space.middle_of(rows, many, lanes)
     blocks = ceil_divide(middle, many)
@@ -95,7 +96,7 @@ class HeldRows(ThreadPart):
         """Ask for the whole row before the first reduction makes threads wait, for constants
         before all else: the launch before need not have ended. What many rows share comes after
         the reductions: it is near, and would take registers from other rows."""
-        if self.space.many_reads() > 3:
+        if self.space.words_read() > MANY:
             return
         region, found = self.space.region, self.reads_at(row, lane)
         for node, index in sorted(found, key=lambda place: place[0] not in region.constants):
