@@ -11,9 +11,6 @@ what would copy one is an error.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
 from collections.abc import Sequence
 from hashlib import blake2b
 from math import prod
@@ -22,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import DType, bfloat16, float32, int8, int32
-from ..core.errors import MemoryLimitError, ShapeError, StateError, UserError
-from ..runtime.buffer import HOST, Buffer
+from ..core.errors import ShapeError, StateError, UserError
+from ..runtime.buffer import HOST, untouched
 from ..runtime.device import device as opened
 from ..tensor.creation import tensor
 from ..tensor.paged import paged_append, paged_attention, paged_step
@@ -158,32 +155,14 @@ def _scales(given: Any, layers: int, key_heads: int) -> np.ndarray[Any, Any]:
 
 def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
     """Zeros with a Buffer of their own, though equal constants share one."""
-    size = prod(shape) * dtype.size
+    size, label = prod(shape) * dtype.size, "paged cache"
     if device == HOST:
-        buffer = _untouched(size)
+        buffer = untouched(size, label)
     else:
         there = opened(device)
-        buffer = there.allocate(size, "paged cache")
+        buffer = there.allocate(size, label)
         there.fill(buffer)
     return wrap(from_buffer(buffer, tuple(shape), dtype))
-
-
-def _untouched(size: int) -> Buffer:
-    """Zeros that cost memory only where they are written: a page of the system at a time."""
-    try:
-        mapping = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:
-        raise MemoryLimitError(
-            "the system has no memory for a layer's keys",
-            op="PagedCache",
-            got=f"{size} bytes",
-            hint="a shorter context",
-        ) from None
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # advice that a system may not know
-            mapping.madvise(mmap.MADV_NOHUGEPAGE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-    return Buffer(address, size, mapping, label="paged cache")
 
 
 __all__ = ["PagedCache"]

@@ -11,7 +11,9 @@ Buffer raises StateError when read. CPU memory is 64-byte aligned, blocks of 1 M
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import os
 from collections import deque
 from typing import Any
@@ -317,6 +319,25 @@ class Pool:
             got=f"in use {_mib(self.in_use)}, peak {_mib(self.peak)}; largest: {held or 'none'}",
             hint="free or donate Buffers, or use a smaller batch",
         )
+
+
+def untouched(bytes: int, label: str) -> Buffer:
+    """Zeros of the host that cost memory only where they are written: a page of the system at a
+    time. They come from no pool."""
+    try:
+        mapping = mmap.mmap(-1, max(1, bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        raise MemoryLimitError(
+            f"the system has no memory for a {label}",
+            op="untouched",
+            got=f"{bytes} bytes",
+            hint="a smaller one: of a cache, a shorter context",
+        ) from None
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # advice that a system may not know
+            mapping.madvise(mmap.MADV_NOHUGEPAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    return Buffer(address, bytes, mapping, label=label)
 
 
 def _mib(bytes: int) -> str:
