@@ -357,7 +357,8 @@ def traced() -> Iterator[Case]:
         yield case(window_outside, x, way=way, axis=axis, start=-8 - off)
     for way, x in product(("gather", "scatter", "atomic"), (line(), matrix())):
         for factor, shift in ((x.size, 0), (1, x.size - 4), (-1, 0), (1, -1)):
-            yield case(offsets_outside, x, way=way, factor=factor, shift=shift)
+            if (way, x.ndim, factor) != ("scatter", 1, 1):  # a window: what is beyond is left out
+                yield case(offsets_outside, x, way=way, factor=factor, shift=shift)
     for dtype in (FLOATS, WHOLE, np.float16):
         for block in (1, 4, 8):
             yield case(grid_too_small, line(dtype), block=block, less=1)

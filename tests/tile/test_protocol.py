@@ -8,7 +8,6 @@ let pass is listed with the reason why it does no harm. `pytest -s` prints who c
 from __future__ import annotations
 
 import random
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -49,7 +48,7 @@ def filled(body: Body) -> Body:
 
 def small_matmul() -> Body:
     """The library's matmul, small enough to interpret: 3 tiles a program, 3 steps, 2 stages."""
-    plan = WidePlan(tile=(128, 64, 32), stages=2, programs=2, staged=32, dependent=True)
+    plan = WidePlan(tile=(128, 64, 32), stages=2, programs=2, staged=32)
     return filled(wide_matmul(Operands(192, 192, 96, bfloat16, bfloat16), plan))
 
 
@@ -141,7 +140,7 @@ def test_every_mutant_is_caught(name: str) -> None:
 
 LONG: dict[str, Callable[[], Body]] = {
     "matmul": lambda: wide_matmul(
-        Operands(512, 512, 2560, bfloat16, bfloat16), WidePlan(programs=3, stages=3, dependent=True)
+        Operands(512, 512, 2560, bfloat16, bfloat16), WidePlan(programs=3, stages=3)
     ),
     "ping_pong": lambda: bodies.ping_pong_matmul(128, 64, 512, (16, 16, 16), 4, 1),
     "attention": lambda: bodies.flash_attention(1, 768, 16, 16, 16, 3),
@@ -182,12 +181,13 @@ def count(trace: list) -> int:
 
 
 def test_clusters() -> None:
-    """Two programs that fill each other's rings: correct as written, every mutant refused."""
+    """Two programs that fill each other's rings: correct as written, every mutant refused but for
+    those that do no harm."""
     plan = WidePlan(tile=(128, 128, 64), stages=2, programs=4, cluster=2)
     body = wide_matmul(Operands(512, 256, 192, bfloat16, bfloat16), plan)
     assert not errors(body)
-    missed = [label for label, broken in mutants.mutants(body) if not errors(broken)]
-    assert all(re.fullmatch(r"named_sync \d+ number \+ 1", label) for label in missed), missed
+    missed = {label for label, broken in mutants.mutants(body) if not errors(broken)}
+    assert missed <= ACCEPTED, missed
 
 
 def test_programs_that_share_a_tile() -> None:
@@ -223,8 +223,8 @@ GATHERED = (
     "expect 1 twice",
     "expect 1 more bytes",
     "expect 1 no bytes",
-    "wait 2 dropped",
-    "wait 2 parity flipped",
+    "wait 1 dropped",
+    "wait 1 parity flipped",
 )
 
 

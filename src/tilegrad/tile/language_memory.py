@@ -169,8 +169,9 @@ def store(
 ) -> None:
     """Write a tile: store(out[i, 0:64], x), store(out, index, x) or store(out, offsets, x).
 
-    What lies beyond the end of the array, or where the mask is false, is not written. No two
-    programs may write one element; where only the data makes it so, `unique` promises it.
+    What lies beyond the end of the array, or where the mask is false, is not written; offsets that
+    follow one another are such a part too, others must be inside. No two programs may write one
+    element; where only the data makes it so, `unique` promises it.
     """
     if len(given) not in (1, 2):
         raise UserError(
