@@ -93,7 +93,7 @@ def test_kernels_of_a_bound_function_are_timed_and_counted() -> None:
     wanted = made.read()
     found = made.profile(runs=3)
     assert found.device == "cpu" and "by itself" in found.how and found.run_us > 0
-    assert len(found.records) == made.launches and found.us > 0
+    assert len(found.records) == made.launches and found.us >= 0
     assert all(isinstance(r, Record) and r.us >= 0 and r.region for r in found.records)
     assert state.count.numpy().tolist() == [1] * 4  # put back
     assert np.array_equal(made.read(), wanted)

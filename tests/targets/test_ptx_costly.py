@@ -84,6 +84,20 @@ def test_no_spills_beside_bytes() -> None:
     fits(tg.jit(gradient).lower(tg.ones(7, 13, 4), tg.ones(7, 13, 4, dtype=tg.bool)))
 
 
+@pytest.mark.parametrize("count", [3, 6, 9])
+def test_no_spills_of_float64_beside_bytes(count: int) -> None:
+    """Vectors of bytes have 16 elements, which are two registers each in float64."""
+
+    def function(mask: Any, *given: Any) -> Any:
+        total, product = given[0], given[0]
+        for x in given[1:]:
+            total, product = total + x.exp(), product * (x + 1)
+        return tg.where(mask, total, product), mask.logical_not()
+
+    given = [tg.ones(2106, dtype=tg.float64) for _ in range(count)]
+    fits(tg.jit(function).lower(tg.ones(2106, dtype=tg.bool), *given))
+
+
 DOUBLES: list[tuple[Function, Function, tuple[int, int]]] = [
     (tg.nn.functional.softplus, USES["sum of rows"], (4, 2000)),
     (tg.nn.functional.softplus, lambda y: tg.relu(y.amin()), (64, 16)),

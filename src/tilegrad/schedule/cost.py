@@ -199,12 +199,6 @@ class Extent:
         return self.depth > DEPTH or self.nodes > NODES or self.reads > READS
 
 
-def least_held(node: Node) -> int:
-    """Nodes of an expression that may be too much for a thread that holds many of a value."""
-    near = [x.dtype for x in (node, *node.inputs) if isinstance(x.type, Array)]
-    return HELD // DOUBLE if float64 in near else HELD
-
-
 READ = Extent(0, 0, 1)
 NOTHING = Extent()
 
@@ -234,7 +228,7 @@ class Extents:
                     if len(node.inputs) <= READS:  # else all are stored, however many
                         self.own[node] = self._of(node)
             self.own[node] = self._of(node)
-        if node.op not in INLINE and self.own[node].nodes > least_held(node):
+        if node.op not in INLINE and self.own[node].nodes > HELD // DOUBLE:
             inside = [i for i in node.inputs if i not in self.values]
             if self.holds_much(inside, max([high(i.size) for i in inside], default=0)):
                 for i in inside:

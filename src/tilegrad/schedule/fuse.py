@@ -16,7 +16,7 @@ from ..ir.node import Node, needs, topological, users, walk
 from ..ir.symbol import high
 from ..ir.types import Array
 from .access import MOVEMENT, Readers, readers_through
-from .cost import DEPTH, NODES, READS, Extents, least_held
+from .cost import DEPTH, DOUBLE, HELD, NODES, READS, Extents
 from .families import KINDS, families_of
 from .region import (
     INLINE,
@@ -202,7 +202,7 @@ class Fuser(Cut):
     def has_room(self, node: Node, region: Region) -> bool:
         """Whether a Region stays within what one Kernel computes."""
         count = region.nodes + self.extents.of(node).nodes
-        if count > least_held(node) and (region.rows is not None or node.op in REDUCE):
+        if count > HELD // DOUBLE and (region.rows is not None or node.op in REDUCE):
             if self.extents.holds_much({*region.values, node}, high(region.total)):
                 return False
         return (

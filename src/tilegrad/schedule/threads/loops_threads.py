@@ -46,6 +46,7 @@ def crooked(inner: Size) -> bool:
 # ---- flat ----------------------------------------------------------------------------------------
 
 UNROLLED = 4096  # instructions of a thread, about: more elements at once would fill its registers
+ASKED = 128  # registers of a thread that what it reads takes, at most
 
 
 class FlatTiles(ThreadPart):
@@ -87,7 +88,8 @@ class FlatTiles(ThreadPart):
         sizes = [high(n.size) for n in self.space.reads]
         reads, whole = (sum(1 for s in sizes if s > least) for least in (vector, total // 2))
         self.each = min(32, vector * (4 if reads <= 1 else 2 if reads <= 3 and whole <= 1 else 1))
-        while self.each > 1 and self.each * self.space.instructions() > UNROLLED:
+        cost, words = self.space.instructions(), self.space.words_read(rows, inner)
+        while self.each > 1 and (self.each * cost > UNROLLED or self.each * words > ASKED):
             self.each //= 2
         size = 4 * WARP * self.each
         while self.each > vector and total < self.space.programs_wanted() * size:

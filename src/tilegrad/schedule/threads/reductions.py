@@ -61,7 +61,7 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     sheet = space.sheet(space.name, constants=space.region.constants)
     lanes = power_of_two(high(columns))
     few = high(rows) <= space.target.cores  # threads wait for one another more than for work
-    each = EACH << few if space.words_read() <= MANY and not invariant() else EACH // 2
+    each = EACH << few if space.words_read(rows, columns) <= MANY and not invariant() else EACH // 2
     many = rows_held(space, high(rows), lanes, each)
     middle, many = space.middle_of(rows, many, lanes)
     blocks = ceil_divide(middle, many)
@@ -96,9 +96,9 @@ class HeldRows(ThreadPart):
         """Ask for the whole row before the first reduction makes threads wait, for constants
         before all else: the launch before need not have ended. What many rows share comes after
         the reductions: it is near, and would take registers from other rows."""
-        if self.space.words_read() > MANY:
-            return
         region, found = self.space.region, self.reads_at(row, lane)
+        if self.space.words_read(region.row_count, region.columns) > MANY:
+            return
         for node, index in sorted(found, key=lambda place: place[0] not in region.constants):
             if node in region.constants or node.size in (region.total, region.rows):
                 self.e.value(node, index)

@@ -81,11 +81,10 @@ class ThreadSpace(Space):
         sizes = [n.dtype.size for n in [*self.reads, *self.region.stored] if self.is_full(n)]
         return self.target.vector_bytes // min(sizes, default=4)
 
-    def words_read(self) -> int:
-        """Words of 32 bits that an element of rows reads in arrays of about full size, each at
-        every place of it."""
-        row = loop_index("row", self.region.row_count)
-        lane = loop_index("lane", self.region.columns)
+    def words_read(self, rows: Size, columns: Size) -> int:
+        """Words of 32 bits that an element reads in arrays of about full size, each at every place
+        of it."""
+        row, lane = loop_index("row", rows), loop_index("lane", columns)
         starts = self.expressions_at(self.reduces, self.region.stored, row, lane)
         found = set(reads_below(starts, self.stored_reads))
         return sum(max(1, n.dtype.size // 4) for n, _ in found if self.is_full(n))
