@@ -8,6 +8,8 @@ launches, loads.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product as every
+from typing import Any
 
 import judge
 import ml_dtypes
@@ -33,9 +35,10 @@ from test_control import (  # noqa: F401
     test_while_loop,
 )
 
+import tilegrad as tg
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core import dtype as dtypes
-from tilegrad.core.target import H200
+from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
 from tilegrad.schedule.schedule import Launch
@@ -519,3 +522,32 @@ def test_tiles_are_powers_of_two() -> None:
         for node, _ in walk(body.block):
             sizes = getattr(node.type, "shape", ()) if node.op.name != "allocate" else ()
             assert all(s & (s - 1) == 0 for s in sizes if isinstance(s, int))
+
+
+EMPTY: dict[str, Any] = {
+    "product": lambda x: x @ x.transpose(-1, -2) + 1,
+    "softmax": lambda x: x.softmax(-1),
+    "sums": lambda x: (x.sum(0), x.sum(-1), x.sum()),
+    "running": lambda x: (x.cumsum(-1), x.cumsum(0)),
+    "sort": lambda x: tg.sort(x, -1)[0],
+    "added by index": lambda x: tg.zeros(5, x.shape[-1]).index_add(0, tg.arange(x.shape[0]) % 5, x),
+    "read by index": lambda x: x[tg.arange(x.shape[0]), None, 1:],
+    "joined and padded": lambda x: tg.nn.functional.pad(tg.cat([x, x], 0), (1, 1)) * 2,
+}
+
+
+@pytest.mark.parametrize("target", [H200, A100], ids=lambda t: t.name)
+@pytest.mark.parametrize("name", EMPTY)
+def test_arrays_without_elements(name: str, target: Target) -> None:
+    """Values and derivatives have Bodies, or none, for sizes of 0."""
+
+    def total(x: Any) -> Any:
+        found = EMPTY[name](x)
+        return sum(y.sum() for y in (found if isinstance(found, tuple) else (found,)))
+
+    for shape, function in every(((0, 8), (8, 0), (0, 0), (1, 1)), (EMPTY[name], tg.grad(total))):
+        lowered = tg.jit(function).lower(tg.ones(*shape))
+        schedule = schedule_for(lowered.inputs, lowered.outputs, target, ())
+        for kernel in schedule.kernels:
+            for step in kernel.steps:
+                assert not isinstance(step, Launch) or emit(step.body, "entry", target)[0]

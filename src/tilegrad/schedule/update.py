@@ -109,7 +109,7 @@ def update_bodies(region: Region, kind: Any, loops: Loops) -> Bodies:
     node, reads, values = region.anchor, region.inputs, region.known
     state = node.inputs[0]
     found: Bodies = []
-    if not region.filled:
+    if not region.filled and state.size != 0:
         known, total = values | {state}, state.size
         fill = Region("loops", region.target, known, [state], total, stored=[state])
         wanted, fill.name = leaves_of(state, values), f"fill_{state.op.name}"
