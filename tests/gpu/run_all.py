@@ -54,7 +54,7 @@ def run(name: str, command: list[str], seconds: float) -> dict[str, Any]:
         try:
             for line in child.stdout:
                 print(line, end="", flush=True)
-                lines.append(line.rstrip())
+                lines.append(line.rstrip().replace(f"{ROOT}/", ""))
         finally:
             timer.cancel()
             if sys.exc_info()[0] is not None:
