@@ -40,7 +40,8 @@ Bodies = list[Made]  # in the order they run
 
 @dataclass(frozen=True)
 class Offer:
-    """A Plan for a Region, the seconds it is expected to take, and how these are known."""
+    """A Plan for a Region (of an op that becomes calls: what writes these), the seconds it is
+    expected to take, and how these are known."""
 
     seconds: float
     plan: Any = None

@@ -39,7 +39,17 @@ class CpuDevice(Device):
         block = memory.POOL.take(bytes, label)
         return Buffer(block.pointer, bytes, block, self.name, label=label)
 
-    put = get = copy_bytes = staticmethod(copy_host)  # type: ignore[assignment]
+    def put(self, pointer: int, source: int, bytes: int) -> None:
+        """Copy host memory to an address here."""
+        copy_host(pointer, source, bytes)
+
+    def get(self, target: int, pointer: int, bytes: int) -> None:
+        """Copy bytes at an address here to host memory."""
+        copy_host(target, pointer, bytes)
+
+    def copy_bytes(self, target: int, source: int, bytes: int) -> None:
+        """Copy between addresses."""
+        copy_host(target, source, bytes)
 
     def copy_across(self, target: int, source: int, bytes: int, origin: Device) -> None:
         """Copy from an address of another Device: it can write here itself."""
