@@ -64,7 +64,7 @@ class Ours:
 
 
 class LlamaCpp:
-    """llama.cpp, by its C interface; extra buffer types are off with AMX, where it may die."""
+    """llama.cpp, by its C interface; weights are packed anew at load, or multiplied as stored."""
 
     def __init__(self, model: str, threads: int, context: int, option: str) -> None:
         import ctypes
@@ -76,13 +76,12 @@ class LlamaCpp:
         self.log = c.llama_log_callback(lambda *_: None)
         c.llama_log_set(self.log, None)
         given = c.llama_model_default_params()
-        with open("/proc/cpuinfo") as file:
-            given.use_extra_bufts = "amx_" not in file.read()
+        given.use_extra_bufts = "stored" not in option
         self.model = c.llama_model_load_from_file(model.encode(), given)
         made = c.llama_context_default_params()
         made.n_ctx, made.n_batch, made.n_ubatch = context, CHUNK, CHUNK
         made.n_threads = made.n_threads_batch = threads
-        made.flash_attn_type = 1 if option == "flash" else 0
+        made.flash_attn_type = "flash" in option
         self.context = c.llama_init_from_model(self.model, made)
         self.vocabulary = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
 
