@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quantised_rows import decode_bound, prefill_bound, random_rows
+from quantised_rows import decode_bound, prefill_bound, random_rows, rounding
 
 from tilegrad.compiler.compile import compile_for, host
 from tilegrad.compiler.pipeline import fitted
@@ -22,7 +22,7 @@ from tilegrad.ir.types import Tuple
 from tilegrad.kernels.quantised import cpu as kernels
 from tilegrad.kernels.quantised.cpu_decode import Decode, programs
 from tilegrad.kernels.quantised.cpu_many import Many, many
-from tilegrad.kernels.quantised.cpu_prefill import panel_blocks
+from tilegrad.kernels.quantised.cpu_prefill import panel_blocks, prefill, unit_of
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.targets.llvm.driver import assembly
@@ -394,6 +394,29 @@ def test_any_number_of_tokens_by_products_of_bytes(form: Format, dots: str, limi
         for kernel, count in ((Decode, 1), (Decode, 7), (Decode, 53), (many, 1), (many, 50)):
             found = by_bytes(kernel, form, x[:count], raw)
             np.testing.assert_array_equal(found, whole[:count])
+
+
+@pytest.mark.parametrize("form", [formats.Q4_1, formats.Q8_0, formats.Q6_K], ids=str)
+def test_many_tokens_of_8_bits(form: Format) -> None:
+    """Rounded to a byte, or with a matrix unit for bfloat16 to that, and weights too."""
+    x = tokens_of(40, 256)
+    with override(dots="int8"):
+        got, want, w = product(form, 48, 256, x)
+    size = np.abs(x.astype(np.float64)) @ np.abs(w).T
+    bound = np.maximum(decode_bound(x, w, 127), 2.0**-8 * size + rounding(x, w))
+    assert (np.abs(got - want) < bound).all()
+    assert (np.abs(got - want) > 1e-4 * np.abs(want).max()).any() == (  # as the setting says
+        kernels.bytes_alone(host()) or bool(unit_of(host()))
+    )
+
+
+@pytest.mark.parametrize("dots, products", [("exact", 12), ("int8", 4)])
+def test_products_of_a_matrix_unit(dots: str, products: int) -> None:
+    """32 tokens by 32 rows of a step: three products of parts, or one of what is rounded."""
+    with override(dots=dots):
+        *_, body = prefill(QuantisedShape(formats.Q4_0, 32, 64, 99), AVX512_AMX)
+    found = [n for n, _ in walk(body.block) if n.op.name == "matrix_dot"]
+    assert len(found) == products
 
 
 @pytest.mark.parametrize("dots, products", [("exact", 96), ("int8", 48)])

@@ -5,9 +5,9 @@ a weight is unpacked once for all tokens. Where the Target has a matrix unit for
 and tokens are split into a high and a low part of 8 bits each, w = high + low, and three products
 are added in float32: high * high + high * low + low * high; what is left out is 2**-16 of a
 product. Tokens are split by a Body of its own, tile by tile as the unit reads them; tokens that
-are bfloat16 themselves have no low part, and weights are rounded as they are. Without such a unit
-a panel is kept in float32 and multiplied by vectors. Invariant: rows and tokens past the last
-count as 0 and are not stored.
+are bfloat16 themselves, or are to have 8 bits (`dots="int8"`), have no low part, and weights are
+rounded as they are: one product. Without such a unit a panel is kept in float32 and multiplied by
+vectors. Invariant: rows and tokens past the last count as 0 and are not stored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import tile
+from ...core.config import config
 from ...core.dtype import bfloat16, float32, uint32
 from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high, round_up
@@ -43,8 +44,8 @@ def unit_of(target: Target) -> str:
 
 
 def depth_of(shape: QuantisedShape) -> int:
-    """Parts that a token is split into."""
-    return 1 if shape.dtype is bfloat16 else 2
+    """Parts that a token is split into: bfloat16 has 8 bits."""
+    return 1 if shape.dtype is bfloat16 or config().dots == "int8" else 2
 
 
 def split_memory(shape: QuantisedShape, use: str) -> Memory:
