@@ -16,7 +16,7 @@ from typing import Any
 from ..core.dtype import bfloat16, int32, uint32
 from ..ir.node import Node
 from . import build, ops
-from .attention_types import EXTRAS, PLAIN, dropout_threshold, sizes, sum_dtype
+from .attention_types import EXTRAS, PLAIN, dropout_threshold, sizes
 
 USUAL = {"band": (None, None), "softcap": 0.0, "dropout": 0.0, "orders": PLAIN}  # attrs
 
@@ -54,7 +54,7 @@ class _Scores:
     def __init__(self, node: Node) -> None:
         self.attrs, self.extras = node.attrs, extras_of(node)
         self.dtype = node.inputs[0].dtype
-        self.wide = sum_dtype(self.dtype)
+        self.wide = self.dtype.wide
         self.low = bfloat16 if self.dtype.bits < 16 else self.dtype  # of what dots take
         q, k, v = node.inputs[:3]
         self.sizes = sizes(node.inputs, node.attrs["orders"])
