@@ -17,7 +17,6 @@ from ..ir.symbol import Expr, Size
 from ..ir.types import Array, Tuple, Type, show_shape
 
 OP = "attention"
-PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")  # orders of q, k, v and the result
 # Of an input: its axes, its dtype (None: a float; or the input that has the same), what it means.
 Row = tuple[tuple[str, ...], DType | str | None, str]
 SCORES = ("batch", "heads", "queries", "keys")  # of what broadcasts to scores: each may be 1

@@ -28,7 +28,6 @@ from ..kernels.paged.append import HeadNorms, Rotary, heads_each
 from ..kernels.paged.shape import PagedPlan, PagedShape, choose, choose_short, short_keys, why_not
 from .access import base_of
 from .chosen import Chosen, Surroundings, Writer, roofline_of
-from .families import threads_units
 from .family import Offer, Offers
 
 OTHER_SUMS = "at the level invariant: its sums are not those of single tokens"
@@ -187,16 +186,14 @@ class VectorAttention(Attention):
 
 
 class PortableAttention(Attention):
-    """The kernel for any threads."""
+    """The kernel for any threads: a fallback."""
 
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
         from ..kernels.paged import portable
 
-        units = target.asynchronous_units or threads_units(target)
-        if units and not invariant() and not why_not(x, choose(x, target, queries_of(node))):
-            return "slower than the kernels of matrix units"
-        return _alone(portable.attend, x, target)
+        callee = portable.attend(x, target)
+        return lambda inputs, near: near.call(*inputs, callee=callee)
 
 
 # ---- append -------------------------------------------------------------------------------------
