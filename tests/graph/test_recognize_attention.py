@@ -722,9 +722,7 @@ def test_cost():
     from compile_speed import deep_chain, random_graph
 
     for make in (random_graph, deep_chain):
-        few, many = (
-            calls(lambda roots=make(n): recognize_attention(roots, Log())) for n in (500, 5000)
-        )
+        few, many = (calls(lambda roots=make(n): recognize_attention(roots)) for n in (500, 5000))
         assert many < 20 * few + 1000
 
 

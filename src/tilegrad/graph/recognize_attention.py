@@ -28,12 +28,13 @@ FAR = 128  # Nodes looked at below a dot before it is called something else
 
 def recognize_attention(
     roots: Sequence[Node],
-    log: Log,
+    log: Log | None = None,
     derived: bool = False,
     outside: frozenset[Node] = frozenset(),
 ) -> list[Node]:
     """The roots with every attention found, but what lies outside; the log says what was found,
     and why not."""
+    log = Log() if log is None else log
     order = topological(roots, stop=outside.__contains__)
     own = [n for n in order if n not in outside]
     found: dict[Node, Node] = {}
