@@ -33,7 +33,7 @@ from verdict import end, failures, verdict, wrong
 import tilegrad as tg
 from gpu import Bench, sets
 from tilegrad.graph import ops
-from tilegrad.graph.attention_types import PLAIN
+from tilegrad.kernels.attention.shape import PLAIN
 from tilegrad.tensor.tensor import node_of, wrap
 
 TOKENS, FEATURES = 16384, 2048

@@ -66,8 +66,8 @@ def candidates(x: AttentionShape, fast: bool) -> list[BackwardPlan]:
     first = choose(x, fast)
     found = [first, *(replace(first, query_stages=n, late=not first.late) for n in (2, 3, 4))]
     if not fast:
-        sizes = ((64, 4, 160, 2), (80, 2, 112, 2), (64, 4, 96, 2), (96, 3, 144, 2), (64, 2, 144, 2))
-        names = ("queries", "query_stages", "keys", "key_stages")
+        sizes = ((64, 4, 160), (80, 2, 112), (64, 4, 96), (96, 3, 144), (64, 2, 144))
+        names = ("queries", "query_stages", "keys")
         found += [
             replace(first, **dict(zip(names, size)), late=late)  # type: ignore[arg-type]
             for size in sizes
@@ -84,7 +84,7 @@ def label(p: BackwardPlan) -> str:
         if name not in KNOWN and value != getattr(BackwardPlan(), name)
     ]
     ways = [name for name in ("fast", "late") if getattr(p, name)]
-    of_keys = "" if p.fast else f" k{p.keys} s{p.key_stages}"
+    of_keys = "" if p.fast else f" k{p.keys}"
     mixed = [f"section{p.section}"] if p.section > 1 else []
     return " ".join([f"q{p.queries} s{p.query_stages}{of_keys}", *ways, *mixed, *changed])
 
@@ -93,7 +93,6 @@ KNOWN = {
     "queries",
     "query_stages",
     "keys",
-    "key_stages",
     "fast",
     "late",
     "section",

@@ -44,9 +44,9 @@ def graph_of(name, order, dtype):
         build.input_(x.shape, dtypes.BY_NUMPY[x.dtype]): x for x in (*arrays, *extras.values())
     }
     nodes = list(values)
-    out, lse = attention.attention(
-        *nodes[:3], dict(zip(extras, nodes[3:])), scale=0.3, orders=(order,) * 4, **attrs
-    )
+    usual = {"scale": 0.3, "band": (None, None), "softcap": 0.0, "dropout": 0.0}
+    attrs = {**usual, "orders": (order,) * 4, **attrs}
+    out, lse = attention.attention(*nodes[:3], dict(zip(extras, nodes[3:])), **attrs)
     wrt = [n for n in nodes if n.dtype.is_float]
     seed = some(*(2 * s for s in out.shape))[tuple(slice(s) for s in out.shape)].astype(dtype.numpy)
     g = build.input_(out.shape, dtype)

@@ -305,7 +305,7 @@ BACKWARD: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "width 256": (shape(1, 1, 70, 100, 256, **CAUSAL), BackwardPlan(32, keys=32, apart=True)),
     "float16, tokens before heads": (
         shape(2, 1, 33, 150, dtype=float16, orders=("bthd",) * 4),
-        BackwardPlan(128, 2, 96, 3, late=True),
+        BackwardPlan(128, 2, 96, late=True),
     ),
     "fast": (shape(1, 1, 200, 150), FAST),
     "fast, causal, groups": (shape(2, 1, 130, 136, **CAUSAL), FAST),

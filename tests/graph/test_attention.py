@@ -21,14 +21,14 @@ from tilegrad.ir.symbol import combine, symbol
 from tilegrad.ir.text import parse_block, print_block
 from tilegrad.ir.types import Array
 
-PLAIN = {
+USUAL = {
     "scale": 0.6,
     "band": (None, None),
     "softcap": 0.0,
     "dropout": 0.0,
-    "extras": (),
     "orders": ("bhtd",) * 4,
 }
+PLAIN = {**USUAL, "extras": ()}
 
 
 def node_of(array):
@@ -298,7 +298,7 @@ def test_shared_heads_are_not_repeated(orders) -> None:
 
 def test_the_pass_says_why() -> None:
     x = argument("x", Array((1, 1, 4, 4), dtypes.float32))
-    out, _ = attention.attention(x, x, x, scale=1.0)
+    out, _ = attention.attention(x, x, x, {}, **USUAL)
     (result,), stages = run_pipeline([x], [out], None)
     (stage,) = [s for s in stages if s.name == "expand attention"]
     (reason,) = stage.fired
@@ -357,7 +357,15 @@ def test_text() -> None:
     }
     band = (None, combine(keys, queries, -1))
     out, lse = attention.attention(
-        q, k, k, more, scale=0.125, band=band, softcap=30.0, orders=("bthd", "bhtd", "bhtd", "bthd")
+        q,
+        k,
+        k,
+        more,
+        scale=0.125,
+        band=band,
+        softcap=30.0,
+        dropout=0.0,
+        orders=("bthd", "bhtd", "bhtd", "bthd"),
     )
     assert out.type == Array((2, queries, 4, 8), dtypes.bfloat16)
     assert lse.type == Array((2, 4, queries), dtypes.float32)
@@ -416,4 +424,4 @@ def test_wrong_attrs(change, text) -> None:
 def test_wrong_extras(name, shape, dtype) -> None:
     q, k = (build.input_((1, 2, t, 4), dtypes.float32) for t in (3, 5))
     with pytest.raises(TilegradError, match=name):
-        attention.attention(q, k, k, {name: build.input_(shape, dtype)}, scale=1.0)
+        attention.attention(q, k, k, {name: build.input_(shape, dtype)}, **USUAL)

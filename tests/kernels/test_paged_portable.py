@@ -22,9 +22,10 @@ from tilegrad.core.target import A100, AVX2, H200, Target
 from tilegrad.graph import build, ops, paged_reference
 from tilegrad.graph.paged_types import ATTEND, named
 from tilegrad.kernels.paged import portable
-from tilegrad.kernels.paged.call import called
 from tilegrad.kernels.paged.shape import PagedShape
-from tilegrad.schedule.paged import ListAttention, PortableAttention
+from tilegrad.schedule.families import rows_of
+from tilegrad.schedule.outside import family_of
+from tilegrad.schedule.paged import ListAttention
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -68,7 +69,7 @@ def expected(x: PagedShape, given: list[Any]) -> Any:
 def test_interpreted(target: Target, dtype: Any, cache: Any, options: dict[str, Any]) -> None:
     x = PagedShape(6, 2, 40, 24, 12, 5, 2, 8, 4, 0.2, dtype, cache or dtype, **options)
     given = step(x)
-    (found,) = called(portable.attend, x, target).interpret(*given)
+    (found,) = portable.attend(x, target).interpret(*given)
     wanted = expected(x, given)
     within = 1e-5 if dtype is float32 else 2e-2
     np.testing.assert_allclose(found.astype(float), wanted, atol=within, rtol=within)
@@ -78,7 +79,7 @@ def test_interpreted(target: Target, dtype: Any, cache: Any, options: dict[str, 
 def test_simulated(target: Target, cache: Any) -> None:
     x = PagedShape(4, 2, 32, 32, 16, 5, 2, 8, 4, 0.2, window=9, cache=cache, sinks=cache is int8)
     given = step(x)
-    callee = called(portable.attend, x, target)
+    callee = portable.attend(x, target)
     inputs = [build.input_(t.shape, t.dtype) for t in callee.types("read")]
     (found,) = run_graph(inputs, [ops.call(*inputs, callee=callee)], given, target=target)
     wanted = expected(x, given)
@@ -86,7 +87,8 @@ def test_simulated(target: Target, cache: Any) -> None:
 
 
 def test_who_takes_a_step() -> None:
-    """The list of work where it fits shared memory, else this kernel, also without matrix units."""
+    """The list of work where it fits shared memory, else this kernel, also without matrix units: a
+    fallback."""
     node: Any = SimpleNamespace(attrs={"single": True})
     shared = replace(A100.memories["shared"], bytes=99 << 10)
     small = replace(A100, memories={**A100.memories, "shared": shared})
@@ -94,7 +96,8 @@ def test_who_takes_a_step() -> None:
     bare = replace(A100, matrix=(), memories=rest)
     for target, width, listed in ((A100, 256, True), (small, 256, False), (bare, 128, False)):
         x = PagedShape(32, 8, width, width, 16, 8, 8, 4096, 128, 0.1)
-        why = PortableAttention.kernels(Mock(), node, x, target)
-        assert isinstance(why, str) is listed, (target.name, why)
+        families = [family_of(row) for row in rows_of("paged_attention", "paged_attention", target)]
+        assert [f.name for f in families if f.fallback] == ["paged attention on threads"]
+        assert any(isinstance(f, ListAttention) for f in families) is (target is not bare)
         if target is not bare:
             assert isinstance(ListAttention.kernels(Mock(), node, x, target), str) is not listed

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import DType
-from ..runtime.buffer import HOST, Buffer
-from ..runtime.device import device as opened
+from ..runtime.device import zeroed
 from ..tensor.bound_copies import write as copy_to
 from ..tensor.realize import from_buffer
 from ..tensor.tensor import Tensor, wrap
@@ -69,16 +68,4 @@ def write(target: Tensor, first: int, values: Array) -> None:
     put(buffer.device, buffer.part(first * row, array.nbytes).pointer, array)
 
 
-def zeroed(size: int, device: str, label: str) -> Buffer:
-    """A Buffer of zeros."""
-    if device == HOST:
-        buffer = Buffer.allocate(size, label)
-        buffer.array((size,), np.uint8)[...] = 0
-        return buffer
-    there = opened(device)
-    made = there.allocate(size, label)
-    there.fill(made)
-    return made
-
-
-__all__ = ["Ledger", "put", "write", "zeroed"]
+__all__ = ["Ledger", "put", "write"]

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtype import DType, float32, int32, uint32
+from ..core.dtype import float32, int32, uint32
 from ..core.errors import UserError
+from ..tensor.creation import zeros_of_own
 from ..tensor.placement import default_device, use
-from ..tensor.realize import from_buffer
-from ..tensor.tensor import Tensor, wrap
-from .ledger import Ledger, write, zeroed
+from ..tensor.tensor import Tensor
+from .ledger import Ledger, write
 from .sampling_limits import MOST_BIASED, Sampling
 
 PROMPT = 1 << 30  # in a count: the prompt has the token
@@ -63,10 +63,11 @@ class SamplingState:
         )
         for name in self._rows.host:
             setattr(self, name, self._rows.tensor(name))
-        self.counts = _zeros((requests, vocabulary), int32, where)
-        self.bias_ids = _zeros((requests, MOST_BIASED), int32, where)
-        self.bias = _zeros((requests, MOST_BIASED), float32, where)
-        self.allowed = _zeros((requests, -(-vocabulary // 32)), int32, where)  # a bit a token
+        self.counts = zeros_of_own((requests, vocabulary), int32, where, "sampling")
+        self.bias_ids = zeros_of_own((requests, MOST_BIASED), int32, where, "sampling")
+        self.bias = zeros_of_own((requests, MOST_BIASED), float32, where, "sampling")
+        words = -(-vocabulary // 32)  # of a bit for each token
+        self.allowed = zeros_of_own((requests, words), int32, where, "sampling")
         for slot in range(requests):
             self.clear_row(slot, send=False)
             self.allow(slot, None)
@@ -190,12 +191,6 @@ def _words(seed: int | None) -> np.ndarray[Any, Any]:
     """The two words of a seed, or of one of the system's."""
     found = int.from_bytes(os.urandom(8), "little") if seed is None else seed % (1 << 64)
     return np.array([found % (1 << 32), found >> 32], np.uint32)
-
-
-def _zeros(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
-    """Zeros with a Buffer of their own."""
-    size = int(np.prod(shape)) * dtype.size
-    return wrap(from_buffer(zeroed(size, device, "sampling"), shape, dtype))
 
 
 __all__ = ["FLOATS", "PROMPT", "SamplingState"]

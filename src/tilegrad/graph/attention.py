@@ -16,20 +16,14 @@ from typing import Any
 from ..core.dtype import bfloat16, int32, uint32
 from ..ir.node import Node
 from . import build, ops
-from .attention_types import EXTRAS, PLAIN, dropout_threshold, sizes, sum_dtype
-
-USUAL = {"band": (None, None), "softcap": 0.0, "dropout": 0.0, "orders": PLAIN}  # attrs
+from .attention_types import EXTRAS, dropout_threshold, sizes
 
 
-def attention(
-    q: Node, k: Node, v: Node, more: Mapping[str, Node] | None = None, **attrs: Any
-) -> list[Node]:
-    """The items (out, lse) of an attention Node; `more` gives the extras by name. The scale is
-    given, other attrs are the usual ones where they are not."""
-    given = {} if more is None else more
-    extras = tuple(sorted(given, key=list(EXTRAS).index))
-    inputs = (q, k, v, *(given[name] for name in extras))
-    return build.items(ops.attention(*inputs, **{**USUAL, **attrs, "extras": extras}))
+def attention(q: Node, k: Node, v: Node, more: Mapping[str, Node], **attrs: Any) -> list[Node]:
+    """The items (out, lse) of an attention Node; `more` gives the extras by name."""
+    extras = tuple(sorted(more, key=list(EXTRAS).index))
+    inputs = (q, k, v, *(more[name] for name in extras))
+    return build.items(ops.attention(*inputs, **attrs, extras=extras))
 
 
 def extras_of(node: Node) -> dict[str, Node]:
@@ -54,7 +48,7 @@ class _Scores:
     def __init__(self, node: Node) -> None:
         self.attrs, self.extras = node.attrs, extras_of(node)
         self.dtype = node.inputs[0].dtype
-        self.wide = sum_dtype(self.dtype)
+        self.wide = self.dtype.wide
         self.low = bfloat16 if self.dtype.bits < 16 else self.dtype  # of what dots take
         q, k, v = node.inputs[:3]
         self.sizes = sizes(node.inputs, node.attrs["orders"])

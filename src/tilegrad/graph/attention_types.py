@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.dtype import DType, bool_, float32, float64, int32, uint32
+from ..core.dtype import DType, bool_, float32, int32, uint32
 from ..core.errors import DTypeError, InternalError, ShapeError, UserError
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size
 from ..ir.types import Array, Tuple, Type, show_shape
 
 OP = "attention"
-PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")  # orders of q, k, v and the result
 # Of an input: its axes, its dtype (None: a float; or the input that has the same), what it means.
 Row = tuple[tuple[str, ...], DType | str | None, str]
 SCORES = ("batch", "heads", "queries", "keys")  # of what broadcasts to scores: each may be 1
@@ -71,11 +70,6 @@ class Sizes:
         """The shape of the result in an order."""
         of = {"b": self.batch, "h": self.heads, "t": self.queries, "d": self.value_width}
         return tuple(of[axis] for axis in order)
-
-
-def sum_dtype(dtype: DType) -> DType:
-    """The dtype of scores, sums and log-sum-exps over values of a dtype."""
-    return float64 if dtype is float64 else float32
 
 
 def _fail(message: str) -> InternalError:
@@ -189,7 +183,7 @@ def attention_type(q: Node, k: Node, v: Node, *more: Node, **attrs: Any) -> Tupl
     none = packed and given["query_starts"].shape == (0,)  # not even an end
     check_inputs(OP, given, EXTRAS, {**vars(s), STARTS[0]: 1} if none else vars(s))
     result = Array(s.result(attrs["orders"][3]), q.dtype)
-    return Tuple((result, Array(s.rows, sum_dtype(q.dtype))))
+    return Tuple((result, Array(s.rows, q.dtype.wide)))
 
 
 def attention_backward_type(

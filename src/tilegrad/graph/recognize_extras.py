@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..ir.node import Node, is_shallow
 from ..ir.symbol import Size, coefficient
 from . import attention, build, ops
-from .attention_types import EXTRAS, LEAST_SCORE, Band, sizes, sum_dtype
+from .attention_types import EXTRAS, LEAST_SCORE, Band, sizes
 from .axes import FIRST, READ, Axes, Place, flat, fresh, index_of, loops, size_of
 from .recognize_mask import Condition, bands_of, meet, position, shows_all
 from .recognize_scores import NoMatch, Scores, Term, summed, terms, with_added
@@ -139,7 +139,7 @@ def _by_head(value: Node, axes: Axes) -> Node | None:
         return None
     heads = size_of(axes.heads)
     found = build.reshape(build.expand(found, (1, heads, 1, 1)), (heads,))
-    return build.cast(found, sum_dtype(value.dtype))
+    return build.cast(found, value.dtype.wide)
 
 
 # ---- slopes ---------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _slope(term: Term, axes: Axes, band: Band, sinks: bool) -> Node | None:
     rest = loops(line - factor * index_of(axes.keys))
     if rest - {a.index for a in axes.queries} or (sinks and line != axes.difference * factor):
         return None
-    wide = sum_dtype(term.place.node.dtype)
+    wide = term.place.node.dtype.wide
     value = build.full((1,) * len(axes.scores), term.factor * factor, wide)
     for other in factors:
         if other not in lines:

@@ -16,7 +16,6 @@ from ..core.dtype import DType, bfloat16, float16, float32, float64, promote
 from ..ir.node import Node
 from ..ir.symbol import Size
 from . import attention, build, ops
-from .attention_types import sum_dtype
 from .axes import Atom, Atoms, Axes, AxisIndex, Place, flat, fresh, loops, size_of
 from .recognize_extras import extras_of
 from .recognize_mask import comparisons, conditions
@@ -84,7 +83,7 @@ def placed(x: Place, by_letter: ByLetter, dtype: DType) -> tuple[Node, str]:
 
 def _row_scaled(q: Node, order: str, axes: Axes, row: Place, divides: bool) -> Node:
     """Queries times (or over) what each of them has one of."""
-    wide = sum_dtype(q.dtype)
+    wide = q.dtype.wide
     value = axes.on_scores(row.on_atoms(axes.scores))  # (b, h, i, 1)
     value = build.cast(attention.as_order(value, order), wide)
     scaled = (build.divide if divides else build.multiply)(build.cast(q, wide), value)
@@ -94,7 +93,7 @@ def _row_scaled(q: Node, order: str, axes: Axes, row: Place, divides: bool) -> N
 def _mean(v: Node, heads: Size) -> Node:
     """The mean of all values, (b, h, 1, d): what equal scores give."""
     batch, key_heads, keys, width = v.shape
-    wide = sum_dtype(v.dtype)
+    wide = v.dtype.wide
     total = build.sum_(build.cast(v, wide), 2, keep=True)
     mean = build.divide(total, build.cast(build.size_value(keys), wide))
     group = heads // key_heads

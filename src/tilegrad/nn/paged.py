@@ -11,22 +11,19 @@ what would copy one is an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import blake2b
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from ..core.dtype import DType, bfloat16, float32, int8, int32
 from ..core.errors import ShapeError, StateError, UserError
-from ..runtime.buffer import HOST, untouched
-from ..runtime.device import device as opened
-from ..tensor.creation import tensor
+from ..tensor.creation import tensor, zeros_of_own
 from ..tensor.paged import paged_append, paged_attention, paged_step
 from ..tensor.placement import default_device, use
-from ..tensor.realize import from_buffer
-from ..tensor.tensor import Tensor, mode, wrap
+from ..tensor.tensor import Tensor, mode
+
+LABEL = "paged cache"  # of its Buffers
 
 
 class PagedCache:
@@ -63,10 +60,11 @@ class PagedCache:
         self.pages, self.page = pages, page
         self.most_pages, self.requests = most_pages, requests
         self.keys, self.values = (
-            [_new((*lead, last), dtype, device) for _ in range(layers)] for last in (width, values)
+            [zeros_of_own((*lead, last), dtype, device, LABEL) for _ in range(layers)]
+            for last in (width, values)
         )
-        self.table = _new((requests, most_pages), int32, device)
-        self.lengths = _new((requests,), int32, device)
+        self.table = zeros_of_own((requests, most_pages), int32, device, LABEL)
+        self.lengths = zeros_of_own((requests,), int32, device, LABEL)
         self.kind = str(dtype)  # all that pages depend on besides what is written to them
         self.scales: list[Tensor] = []  # (2, key heads) of each layer kept in 8 bits
         if dtype.bits == 8:
@@ -151,18 +149,6 @@ def _scales(given: Any, layers: int, key_heads: int) -> np.ndarray[Any, Any]:
             "a scale is no positive number", op="PagedCache", expected="above 0", got=found.min()
         )
     return found
-
-
-def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
-    """Zeros with a Buffer of their own, though equal constants share one."""
-    size, label = prod(shape) * dtype.size, "paged cache"
-    if device == HOST:
-        buffer = untouched(size, label)
-    else:
-        there = opened(device)
-        buffer = there.allocate(size, label)
-        there.fill(buffer)
-    return wrap(from_buffer(buffer, tuple(shape), dtype))
 
 
 __all__ = ["PagedCache"]

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..core.errors import InternalError, UserError
 from ..core.lock import new_lock, new_rlock
-from .buffer import HOST, Buffer
+from .buffer import HOST, Buffer, untouched
 from .fault import FaultWords
 from .registry import Registry
 
@@ -297,6 +297,16 @@ def device(name: str) -> Device:
     return KINDS.get(kind).open(int(number or 0))
 
 
+def zeroed(bytes: int, name: str, label: str) -> Buffer:
+    """A Buffer of zeros; those of the host cost memory only where they are written."""
+    if name == HOST:
+        return untouched(bytes, label)
+    there = device(name)
+    buffer = there.allocate(bytes, label)
+    there.fill(buffer)
+    return buffer
+
+
 def target_for(name: str) -> Target:
     """The Target of a Device, with the Config's number of workers on the CPU."""
     return device(name).target
@@ -307,4 +317,4 @@ def register(name: str, kind: DeviceKind | str) -> None:
     KINDS.register(name, kind)
 
 
-__all__ = ["Device", "DeviceKind", "device", "device_name", "register", "target_for"]
+__all__ = ["Device", "DeviceKind", "device", "device_name", "register", "target_for", "zeroed"]

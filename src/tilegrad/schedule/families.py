@@ -98,7 +98,7 @@ TABLE = [
     Row("paged attention by a list", _PAGED, "paged:ListAttention", threads_units),
     Row("paged prefill on vectors", _PAGED, "paged:VectorPrefill", vectors),
     Row("paged attention on vectors", _PAGED, "paged:VectorAttention", vectors),
-    Row("paged attention on threads", _PAGED, "paged:PortableAttention", threads),
+    Row("paged attention on threads", _PAGED, "paged:PortableAttention", threads, fallback=True),
     Row("draws", _DRAWS, "grouped:Draws", any_target, ("draws",)),
     Row("rows in groups", _GROUPS, "grouped:Groups", any_target, ("groups",)),
     Row("weights unpacked first", _UNPACK, "quantised:Unpacked", any_target),

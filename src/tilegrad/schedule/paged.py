@@ -7,7 +7,7 @@ none has many keys, appending and attention are one launch. Machines of vectors 
 need no list; others have the portable one. At the level `invariant` only kernels whose sums do not
 depend on other requests offer.
 Invariant: keys and values that are state stay so, since the kernels that append write them in
-place; kernels of attention are imported where a Family offers them.
+place.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from ..graph.paged_types import APPEND, ATTEND, named
 from ..graph.recognize_norm import LastNorm, last_norm
 from ..ir.node import Node
 from ..ir.symbol import Size, high
+from ..kernels.paged import attention_cpu, portable, prefill
 from ..kernels.paged.append import HeadNorms, Rotary, heads_each
+from ..kernels.paged.call import append, called, listed, mixed, step_attend
 from ..kernels.paged.shape import PagedPlan, PagedShape, choose, choose_short, short_keys, why_not
+from ..kernels.paged.work import work_list
 from .access import base_of
 from .chosen import Chosen, Surroundings, Writer, roofline_of
-from .families import threads_units
 from .family import Offer, Offers
 
 OTHER_SUMS = "at the level invariant: its sums are not those of single tokens"
@@ -82,8 +84,6 @@ class Attention(Chosen):
 
 def _alone(kernel: Callable[..., Any], *of: Any) -> Writer:
     """One call, of a kernel that takes the op's inputs and gives its result first."""
-    from ..kernels.paged.call import called
-
     return lambda inputs, near: near.call(*inputs, callee=called(kernel, *of))[:1]
 
 
@@ -95,8 +95,6 @@ class ListAttention(Attention):
         plan = choose(x, target, queries_of(node))
 
         def write(inputs: Sequence[Node], near: Surroundings) -> list[Node]:
-            from ..kernels.paged.call import called, listed
-
             given, _ = _with_work(x, plan, inputs, near)
             return near.call(*given, callee=called(listed, x, plan))[:1]
 
@@ -118,8 +116,6 @@ def _with_work(
 ) -> tuple[list[Node], list[Node]]:
     """What attention by a list takes, the list of a step and zeros that programs count in, if they
     join parts, at its end; and the lengths and query starts, which a list is of."""
-    from ..kernels.paged.work import work_list
-
     given = named(ATTEND, inputs)
     of = [given.pop(name) for name in ("lengths", "query_starts")]
     items = _listed(near, of, work_list, x, plan)
@@ -130,8 +126,6 @@ def _with_work(
 def _listed(near: Surroundings, of: Sequence[Node], write: Any, x: PagedShape, *how: Any) -> Node:
     """The call of a list, by its kernel; the same Node for all layers that differ in nothing that
     the list depends on."""
-    from ..kernels.paged.call import called
-
     callee = called(write, replace(x, scale=1.0, softcap=0.0, sinks=False), *how)
     callee.verdict = near.verdict
     return ops.call(*of, callee=callee)
@@ -143,9 +137,6 @@ class UnitPrefill(Attention):
 
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
-        from ..kernels.paged import prefill
-        from ..kernels.paged.call import called, mixed
-
         least = prefill.FEW_NEW_TOKENS
         few = choose(x, target, below=least)
 
@@ -168,12 +159,10 @@ class VectorPrefill(Attention):
 
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
-        from ..kernels.paged import attention_cpu as of
-
-        if queries_of(node) < of.LEAST_NEW_TOKENS:
-            return f"for {of.LEAST_NEW_TOKENS} new tokens a request and more"
-        why = of.prefill_why_not(x, target) or (OTHER_SUMS if invariant() else "")
-        return why or _alone(of.prefill, x, of.prefill_plan(x, target))
+        if queries_of(node) < attention_cpu.LEAST_NEW_TOKENS:
+            return f"for {attention_cpu.LEAST_NEW_TOKENS} new tokens a request and more"
+        why = attention_cpu.prefill_why_not(x, target) or (OTHER_SUMS if invariant() else "")
+        return why or _alone(attention_cpu.prefill, x, attention_cpu.prefill_plan(x, target))
 
 
 class VectorAttention(Attention):
@@ -181,22 +170,17 @@ class VectorAttention(Attention):
 
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
-        from ..kernels.paged import attention_cpu as of
-
-        return _alone(of.attend, x, of.choose(x, target), of.parts_of(x, target))
+        of = attention_cpu.choose(x, target), attention_cpu.parts_of(x, target)
+        return _alone(attention_cpu.attend, x, *of)
 
 
 class PortableAttention(Attention):
-    """The kernel for any threads."""
+    """The kernel for any threads: a fallback."""
 
     def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
-        from ..kernels.paged import portable
-
-        units = target.asynchronous_units or threads_units(target)
-        if units and not invariant() and not why_not(x, choose(x, target, queries_of(node))):
-            return "slower than the kernels of matrix units"
-        return _alone(portable.attend, x, target)
+        callee = portable.attend(x, target)
+        return lambda inputs, near: near.call(*inputs, callee=callee)
 
 
 # ---- append -------------------------------------------------------------------------------------
@@ -219,8 +203,6 @@ class AppendAttend(Chosen):
             return "too many keys for a cluster to each request"
 
         def write(inputs: Sequence[Node], near: Surroundings) -> list[Node]:
-            from ..kernels.paged.call import called, step_attend
-
             given, rotary = with_norms(node, inputs, near, target)
             sinks = attention.inputs[-1:] if x.sinks else ()
             given = (*given[:-2], *sinks, *given[-2:])  # keys and values are the last
@@ -239,8 +221,6 @@ class Append(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
-        from ..kernels.paged.call import append, called
-
         x, (given, rotary) = shape_of(node), with_norms(node, inputs, near, target)
         return near.call(*given, callee=called(append, x, rotary, heads_each(x, target)))
 

@@ -15,7 +15,7 @@ from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import attention as graph
 from ..graph import build, ops
-from ..graph.attention_types import EXTRAS, LEAST_SCORE, OP, SCORES, Band, Sizes, sum_dtype
+from ..graph.attention_types import EXTRAS, LEAST_SCORE, OP, SCORES, Band, Sizes
 from ..graph.attention_types import sizes as sizes_of
 from ..ir.block import argument_op
 from ..ir.node import Node
@@ -67,7 +67,7 @@ def attention(
         q, k, v = (build.unsqueeze(x, 0) for x in (q, k, v))
     sizes = sizes_of((q, k, v), (order,) * 4)
     extras = (bias, mask, slopes, sinks, key_lengths, query_starts, key_starts)
-    more = _extras(dict(zip(EXTRAS, extras)), sum_dtype(q.dtype))
+    more = _extras(dict(zip(EXTRAS, extras)), q.dtype.wide)
     if not 0.0 <= dropout <= 1.0:
         raise ShapeError("not a probability", op=OP, expected="0 <= dropout <= 1", got=dropout)
     if not isinstance(softcap, (int, float)) or not 0.0 <= softcap < math.inf:

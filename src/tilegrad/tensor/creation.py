@@ -19,10 +19,12 @@ from ..ir.node import Node
 from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
 from ..runtime.buffer import HOST
+from ..runtime.device import zeroed
 from .convert import place, settle
 from .maths import cast
 from .movement import sizes_of
 from .placement import device_name, elsewhere
+from .realize import from_buffer
 from .tensor import Tensor, as_array, from_array, lift, method, node_of, wrap
 
 
@@ -125,6 +127,12 @@ def _filled(
 def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """Zeros of a shape."""
     return _filled("zeros", size, 0, dtype, requires_grad, device)
+
+
+def zeros_of_own(shape: tuple[int, ...], dtype: DType, device: str, label: str) -> Tensor:
+    """Zeros with a Buffer of their own, where equal constants share one: for state."""
+    buffer = zeroed(math.prod(shape) * dtype.size, device, label)
+    return wrap(from_buffer(buffer, shape, dtype))
 
 
 def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:

@@ -31,7 +31,7 @@ from ...ir.symbol import Size, ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .holes import Holes
-from .plan import OWN, REGISTERS, ROWS, BackwardPlan, backward_why_not, columns_of
+from .plan import KEY_STAGES, OWN, REGISTERS, ROWS, BackwardPlan, backward_why_not, columns_of
 from .shape import GRADIENTS, AttentionShape, memories, parameters, refuse, swizzled
 from .softmax import box_mask, clamped, first_of, times
 from .tile_order import block_count, corner, reached, tokens_at
@@ -115,7 +115,7 @@ class BackwardBody:
         self.memory = memories(b)
         self.with_changes = gives != ("dv",)  # ds, and a product with it
         self.columns = plan.queries if self.of_keys else plan.keys
-        self.stages = plan.query_stages if self.of_keys else plan.key_stages
+        self.stages = plan.query_stages if self.of_keys else KEY_STAGES
         _, self.heads, self.group = x.side(self.of_keys)
         wide = columns_of(x, plan)
         self.pieces = (2 if self.fast and wide[0] == 128 else 1, 1)  # columns of places, apart

@@ -217,7 +217,7 @@ class Consumer:
         x, holes, left = self.x, self.work.holes, self.work.queries - self.row
         sums, largest = tile.sum(tile.read(self.sums), 1, keep=True), tile.read(self.largest)
         over, natural = holes.ended(largest, sums, holes.grown)
-        over = softmax.times(over, self.k.value_factor(self.work))
+        over = softmax.times(over, self.k.scale(1, self.work))
         result = tile.cast(tile.read(self.total) * over, x.dtype)
         # what lies after the last row of several sequences is another one's
         inside = softmax.first_of(64, left)

@@ -101,8 +101,8 @@ class WideAttention(TileOrder):
             rows = work.holes.tokens(name, token + piece * place.shape[0], place.shape)
             tile.copy_async(place, rows, pipe.full[stage])
 
-    def value_factor(self, work: Work) -> Any | None:
-        """What values are multiplied by; None for 1."""
+    def scale(self, which: int, work: Work) -> Any | None:
+        """What keys (0) or values (1) are multiplied by; None for 1."""
         return None
 
     # ---- the producer -----------------------------------------------------------------------

@@ -99,7 +99,7 @@ class Holes:
 
     def raised(self, s: Any, row: Any, key: Any) -> Any:
         """Scores under the soft limit, with bias and slopes."""
-        more, dtype = self.x.extras, self.x.sum_dtype
+        more, dtype = self.x.extras, self.x.dtype.wide
         if "bias" in more:
             bias = tile.cast(self.extra_block("bias", s.shape, row, key), dtype)
             s = tile.multiply_add(s, self.unit, bias)
@@ -188,7 +188,7 @@ class Holes:
         """What weights are multiplied by, and what comes back to them; None for 1."""
         if not self.x.dropout:
             return None
-        grown = tile.full((), self.grown, self.x.sum_dtype)
+        grown = tile.full((), self.grown, self.x.dtype.wide)
         return tile.where(self.drawn(shape, row, key), grown, 0.0)
 
     def known(self, row: Any, count: int, stop: Any | None = None) -> list[Any]:
@@ -212,7 +212,7 @@ class Holes:
         """The exponent of 2 that every row's sum begins with; None where there are no sinks."""
         if "sinks" not in self.x.extras:
             return None
-        return tile.cast(self.memory["sinks"][self.head], self.x.sum_dtype) * LOG2_E
+        return tile.cast(self.memory["sinks"][self.head], self.x.dtype.wide) * LOG2_E
 
     def ended(self, largest: Any, sums: Any, grown: float = 1.0) -> tuple[Any, Any]:
         """What sums over values are multiplied by at the end of rows, and log-sum-exps, from the

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import high, round_up
-from .shape import AttentionShape, first_wrong, unit_why_not
+from .shape import AttentionShape, first_wrong, refuse, unit_why_not
 
 FLOPS = 4096  # of the matrix units of one program in a cycle
 EXPONENTIALS = 16  # in a cycle
@@ -168,8 +167,7 @@ def plans(x: AttentionShape, target: Target) -> Iterator[AttentionPlan]:
 def choose(x: AttentionShape, target: Target) -> AttentionPlan:
     """The Plan the model likes best."""
     found = sorted(plans(x, target), key=lambda plan: cycles(x, plan))
-    if not found:
-        raise InternalError("kernels.attention.plan", f"no Plan for {x}: {why_not(x)}")
+    refuse("kernels.attention.plan", why_not(x) or ("" if found else "no Plan fits"), x)
     return ordered(x, found[0])
 
 
@@ -188,6 +186,7 @@ def ordered(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
 
 ROWS = 128  # tokens a program keeps
 OWN = 64  # of which a consumer has
+KEY_STAGES = 2  # of the ring of programs of queries
 NEAR_BYTES = 24 << 20  # that caches keep while programs of a backward loop
 
 
@@ -198,7 +197,6 @@ class BackwardPlan:
     queries: int = 64  # a block that programs of keys loop over
     query_stages: int = 2
     keys: int = 128  # a block that programs of queries loop over
-    key_stages: int = 2
     late: bool = False  # products with p wait for ds: fewer registers, less at the same time
     fast: bool = False  # programs of keys add up dq too, in no order; none of queries
     apart: bool = False  # dk and dv by launches of their own: heads of more than 128
@@ -220,7 +218,7 @@ def backward_bytes(x: AttentionShape, plan: BackwardPlan) -> int:
     """About what a program needs, of keys or of queries."""
     wide = 2 * sum(columns_of(x, plan))
     of_keys = plan.query_stages * plan.queries * (wide + 8)
-    of_queries = plan.key_stages * plan.keys * wide
+    of_queries = KEY_STAGES * plan.keys * wide
     ring = of_keys + 4 * ROWS * plan.queries if plan.fast else max(of_keys, of_queries)
     return ROWS * wide + 512 + ring
 
@@ -239,7 +237,7 @@ def backward_why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str
         (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
         (plan.fast and unsummed, "no sums of sequences in a row, or of wide heads"),
         ((max if plan.apart else sum)(sums) > 128, "accumulators do not fit the registers"),
-        (min(plan.query_stages, plan.key_stages) < 2, "a ring has two stages or more"),
+        (plan.query_stages < 2, "a ring has two stages or more"),
         (plan.section < 1, "programs of one head or more are mixed"),
         (backward_bytes(x, plan) > SHARED_BYTES, "the ring does not fit shared memory"),
     )
@@ -250,15 +248,15 @@ def choose_backward(x: AttentionShape, fast: bool = False) -> BackwardPlan:
     wide = max(spanned(x.width), spanned(x.value_width))
     costly = len(COSTLY & set(x.extras)) + (x.softcap > 0)
     if wide > 128:
-        plan = BackwardPlan(48, 2, 48, 2, apart=True)
+        plan = BackwardPlan(48, 2, 48, apart=True)
     elif costly > 1:
-        plan = BackwardPlan(32, 4, 64, 2)
+        plan = BackwardPlan(32, 4, 64)
     elif costly:
-        plan = BackwardPlan(64 if wide <= 64 else 48, 3, 96, 2)
+        plan = BackwardPlan(64 if wide <= 64 else 48, 3, 96)
     elif wide <= 64:
-        plan = BackwardPlan(128, 2, 128, 2, late=True)
+        plan = BackwardPlan(128, 2, 128, late=True)
     else:
-        plan = BackwardPlan(64, 3, 128, 2)
+        plan = BackwardPlan(64, 3, 128)
     if fast and wide <= 128 and not x.packed and not costly:
         block = 128 if spanned(x.width) <= 64 else 64
         plan = replace(plan, queries=block, query_stages=2, late=block == 128, fast=True)

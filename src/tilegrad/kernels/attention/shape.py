@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import DType, bfloat16, float16, float32, float64
+from ...core.dtype import DType, bfloat16, float16
 from ...core.errors import InternalError
 from ...ir.symbol import Size, high, low
 from ...ir.types import Memory
@@ -55,11 +55,6 @@ class AttentionShape:
     def packed(self) -> bool:
         """Whether sequences lie one after another."""
         return "query_starts" in self.extras
-
-    @property
-    def sum_dtype(self) -> DType:
-        """The dtype of log-sum-exps and of sums."""
-        return float64 if self.dtype is float64 else float32
 
     def side(self, of_keys: bool) -> tuple[Size, int, int]:
         """Tokens, heads and query heads that share one of these: of keys, or of queries."""
@@ -140,7 +135,7 @@ def parameters(
     the extras, results."""
 
     def named(names: Sequence[str], use: str) -> Parameters:
-        dtypes = [x.sum_dtype if name in ROWS else x.dtype for name in names]
+        dtypes = [x.dtype.wide if name in ROWS else x.dtype for name in names]
         return [(n, Memory(x.sizes(n), dtype, use=use)) for n, dtype in zip(names, dtypes)]
 
     given = ("q", "k", "v") if "out" in results else ("q", "k", "v", "dout", *ROWS)

@@ -252,16 +252,15 @@ def tokens_at(
     """A block of so many queries or keys by the number of its batch and head (see `block_at`)."""
     hold, (_, heads, group) = tile.hold, x.side(of_keys)
     batch, head = hold(lane // heads, "batch"), hold(lane % heads, "head") * group
-    if x.last_first(of_keys) and not x.packed:
-        block = block_count(x, rows, memory) - 1 - block
-    block = hold(block, "block")
-    if x.packed:
-        _, first, spans = block_at(x, memory, block, rows, of_keys)
-        (query_start, queries), (key_start, limit) = spans
-        holes = Holes(x, memory, batch, head, of_keys, query_start, key_start)
-        return Tokens(holes, first, queries, limit)
-    holes = Holes(x, memory, batch, head, of_keys)
-    return Tokens(holes, block * rows, x.queries, holes.limit)
+    if not x.packed:
+        if x.last_first(of_keys):
+            block = block_count(x, rows, memory) - 1 - block
+        holes = Holes(x, memory, batch, head, of_keys)
+        return Tokens(holes, hold(block, "block") * rows, x.queries, holes.limit)
+    _, first, spans = block_at(x, memory, hold(block, "block"), rows, of_keys)
+    (query_start, queries), (key_start, limit) = spans
+    holes = Holes(x, memory, batch, head, of_keys, query_start, key_start)
+    return Tokens(holes, first, queries, limit)
 
 
 @tile.function

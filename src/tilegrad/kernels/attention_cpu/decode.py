@@ -44,7 +44,7 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
         return None
     if not isinstance(x.queries, int) or x.queries == 0 or x.queries * x.group > MOST_ROWS:
         return None
-    return plan_of(x.queries * x.group, x.sum_dtype, x.value_width, target)
+    return plan_of(x.queries * x.group, x.dtype.wide, x.value_width, target)
 
 
 def plan_of(
@@ -81,7 +81,7 @@ def streamed(
     x = source.x
     rows = (lead, x.key_heads, parts, plan.queries)
     shapes = zip(PARTIAL, ((*rows, x.value_width), rows, rows))
-    left = {name: Memory(shape, x.sum_dtype) for name, shape in shapes}
+    left = {name: Memory(shape, x.dtype.wide) for name, shape in shapes}
     made = [(name, replace(memory, use="result")) for name, memory in left.items()]
     first = [*(p for p in given if p[1].use == "value"), *made]
     last = [*left.items(), *(p for p in given if p[0] in COMBINED)]

@@ -64,7 +64,7 @@ def fitting(x: AttentionShape, target: Target, most: int, least: int) -> int:
 def choose(x: AttentionShape, target: Target, backward: bool = False) -> CpuPlan:
     """The Plan for a shape: blocks that leave scores, keys and values in the L2 cache; backward has
     fewer keys, since more lies beside them."""
-    lanes, aligned = target.lanes(x.sum_dtype), invariant() and not backward
+    lanes, aligned = target.lanes(x.dtype.wide), invariant() and not backward
     units = [
         u.name
         for u in target.matrix_units(x.dtype, x.dtype)
@@ -135,7 +135,7 @@ class Vectors:
 
     def __init__(self, source: Source, plan: CpuPlan) -> None:
         self.source, self.plan, self.x = source, plan, source.x
-        self.sum = source.x.sum_dtype
+        self.sum = source.x.dtype.wide
 
     def place(self, rows: int, columns: int, pad: int = PAD) -> Any:
         """Scratch."""

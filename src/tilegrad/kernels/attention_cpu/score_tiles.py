@@ -68,7 +68,7 @@ class BodyWriter:
     ) -> None:
         self.source, self.x, self.plan = source, source.x, plan
         self.parts = parts  # of the keys, which programs share
-        self.lanes, self.sum = plan.lanes, source.x.sum_dtype
+        self.lanes, self.sum = plan.lanes, source.x.dtype.wide
         self.b = BodyBuilder(name, given)
         self.memory = source.memory = memories(self.b)
         self.factor = source.holes(0).factor

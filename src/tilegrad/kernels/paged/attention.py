@@ -149,7 +149,7 @@ class Items(Steps):
             shape, at = (self.per, x.group, x.width), (self.of["token"], self.head * x.group, 0)
             found = tile.reshape(tile.load(self.q, at, shape, mask=inside), (rows, wide))
         else:
-            at = self.at_key(tile.arange(wide))
+            at = self.column(tile.arange(wide), False)
             offset, inside = self.offsets_of(at, tile.arange(rows)[:, None], x.width)
             found = tile.load(self.q, offset, mask=inside)
         tile.write(self.queries, tile.cast(found, self.operand))
@@ -179,7 +179,7 @@ class Items(Steps):
         share = times(share, self.factors[1])
         result = tile.read(self.total) * share
         if of["partial"] < 0:
-            at = self.at_value(tile.arange(self.widths[1])[:, None])
+            at = self.column(tile.arange(self.widths[1])[:, None], True)
             row = tile.arange(self.plan.rows)
             offset, inside = self.offsets_of(at, row, self.x.value_width)
             tile.store(self.out, offset, result, mask=inside)
@@ -191,7 +191,7 @@ class Items(Steps):
         """A part of a row block; who counts the last one combines them."""
         x, rows, of = self.x, self.plan.rows, self.of
         partial = tile.maximum(of["partial"], 0)
-        at, row = self.at_value(tile.arange(self.widths[1])[:, None]), tile.arange(rows)
+        at, row = self.column(tile.arange(self.widths[1])[:, None], True), tile.arange(rows)
         offset = (row + (partial * x.key_heads + self.head) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
         tile.store(self.memory["partial"], offset, result, mask=inside)

@@ -20,7 +20,7 @@ from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
 from ..attention_cpu.decode import PARTIAL
-from . import attention_cpu, portable
+from . import attention_cpu
 from .append import append
 from .attention import SCRATCH, attend
 from .prefill import prefill, tile_list
@@ -50,7 +50,6 @@ KERNELS: dict[Callable[..., Any], tuple[str, tuple[str, ...], tuple[str, ...]]] 
     mixed: ("paged_attention", ("out", *SCRATCH, "lse"), ()),
     attention_cpu.attend: ("paged_attention", ("out", *PARTIAL), ()),
     attention_cpu.prefill: ("paged_prefill", ("out",), ()),
-    portable.attend: ("paged_attention_portable", ("out",), ()),
     append: ("paged_append", ("turned",), STATE),
     step_attend: ("paged_attention_short", ("out",), STATE),
 }

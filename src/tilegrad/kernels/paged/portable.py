@@ -15,7 +15,7 @@ from ... import tile
 from ...core.dtype import int32
 from ...core.target import Target
 from ...ir.types import Array
-from ...tile.build import Body
+from ...tile.callee import KernelCallee
 from ...tile.define import Definition
 from ...tile.plan import Plan
 from ..attention.holes import Holes
@@ -73,10 +73,8 @@ def paged_attention_portable(*, x: PagedShape, **given: Any) -> None:
     tile.store(out, (token, head * group, 0), found, mask=mine[:, None], unique=True)
 
 
-def attend(x: PagedShape, target: Target) -> Body:
+def attend(x: PagedShape, target: Target) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
     -> out."""
     types = {name: Array(m.shape, m.dtype) for name, m in parameters(x, STEP)}
-    bound = paged_attention_portable.bind((), {"x": x, **types}, Plan())
-    ((body, _),) = paged_attention_portable.callee(bound, Plan(), target).launches
-    return body
+    return paged_attention_portable.callee({"x": x, **types}, Plan(), target)

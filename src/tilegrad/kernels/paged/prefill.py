@@ -34,7 +34,7 @@ from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import STARTS, AttentionShape, Parameters
 from ..attention.shape import parameters as attention_parameters
 from ..attention.softmax import first_of
-from ..attention.tile_order import TileOrder, Tokens, Work, bounded
+from ..attention.tile_order import Tokens, Work, bounded
 from .shape import PagedShape, attention_of
 from .shape import parameters as step_parameters
 from .steps import page_numbers, page_part
@@ -94,8 +94,17 @@ def prefill(x: PagedShape, plan: AttentionPlan) -> Body:
     return made(x, plan, BodyBuilder("paged_prefill", parameters(x, plan))).build()
 
 
-class _Listed(TileOrder):
-    """The tiles of a list."""
+class _Prefill(WideAttention):
+    """Writes one Body of `prefill`, for the tiles of a list."""
+
+    registers = {1: (0, 0), 2: (56, 224)}  # a producer that looks up pages needs more
+    notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
+
+    def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder) -> None:
+        super().__init__(shape_of(x), plan, b)
+        self.paged, self.operand = x, float16 if x.scaled else x.dtype
+
+    # ---- which tile -------------------------------------------------------------------------
 
     def count(self) -> Any:
         """See `TileOrder`."""
@@ -117,23 +126,13 @@ class _Listed(TileOrder):
         start, queries = field(START, "start", x.queries), field(QUERIES, "queries", x.queries)
         limit, first = field(LENGTH, "limit", x.keys), field(FIRST, "first", x.queries)
         last = hold(tile.maximum(limit - queries, 0), "offset")
-        lowest, highest = x.band
-        window = None if lowest is None or highest is None else highest - lowest
-        self.low, self.high = None if window is None else last - window, last
+        window = self.paged.window
+        self.low, self.high = last - (window - 1) if window else None, last
         x = replace(x, band=(self.low, self.high))
         holes = Holes(x, self.memory, 0, head, query_start=start, key_start=0)
         return Tokens(holes, first, queries, limit, sequence)
 
-
-class _Prefill(_Listed, WideAttention):
-    """Writes one Body of `prefill`."""
-
-    registers = {1: (0, 0), 2: (56, 224)}  # a producer that looks up pages needs more
-    notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
-
-    def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder) -> None:
-        super().__init__(shape_of(x), plan, b)
-        self.paged, self.operand = x, float16 if x.scaled else x.dtype
+    # ---- places and copies ------------------------------------------------------------------
 
     def place(self) -> None:
         """See `WideAttention`; blocks of pages land in the rings."""
@@ -184,12 +183,8 @@ class _Widened(_Prefill):
             self.landing[name] = place, tile.pipeline(f"{name}_bytes", 1)
 
     def scale(self, which: int, work: Work) -> Any:
-        """What keys (0) or values (1) are multiplied by."""
-        return tile.load(self.memory["scales"][which, work.holes.head // self.paged.group])
-
-    def value_factor(self, work: Work) -> Any:
         """See `WideAttention`."""
-        return self.scale(1, work)
+        return tile.load(self.memory["scales"][which, work.holes.head // self.paged.group])
 
     def producer(self) -> None:
         """Blocks in the order of `WideAttention`; queries after the first keys."""

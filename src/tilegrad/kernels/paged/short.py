@@ -139,14 +139,17 @@ class _Short(Steps):
         """Queries into their place; (best, sums) and the total to begin with: those of the new
         token where it belongs here. All that is read is asked for before the warps first meet."""
         x, rows = self.x, self.plan.rows
-        column, row = self.at_key(tile.arange(self.widths[0])[None, :]), tile.arange(rows)[:, None]
+        column, row = (
+            self.column(tile.arange(self.widths[0])[None, :], False),
+            tile.arange(rows)[:, None],
+        )
         inside = (column < x.width) & self.there
         first = (self.token * x.heads + self.head * x.group) * x.width
         heads = self.read("q", row * x.width + first, column, inside & (row < x.group))
         first = (self.token * x.key_heads + self.head) * x.width
         new = self.read("k", first, column, inside)
         columns = tile.arange(self.widths[1])
-        value = self.load_value(self.at_value(columns[:, None]))
+        value = self.load_value(self.column(columns[:, None], True))
         self.value = self.load_value(columns[None, :])
         angle = self.angles(column)
         queries = tile.cast(tile.cast(self.rotated("q", heads, angle), x.dtype), self.operand)
@@ -231,7 +234,7 @@ class _Short(Steps):
         x, result = self.x, reduce(add, parts) * share  # (columns, rows)
         shape = result.shape
         columns = tile.arange(shape[0]) + self.rank * shape[0]
-        at, row = self.at_value(columns[:, None]), tile.arange(shape[1])
+        at, row = self.column(columns[:, None], True), tile.arange(shape[1])
         inside = (at < x.value_width) & (row < x.group) & self.writes
         first = (self.token * x.heads + self.head * x.group) * x.value_width
         tile.store(self.out, row * x.value_width + at + first, result, mask=inside)
@@ -247,7 +250,7 @@ class _Short(Steps):
         ):
             column = tile.arange(value.shape[1])[None, :]
             if which == 0 and x.scaled:
-                column = self.at_key(column)
+                column = self.column(column, False)
                 first = ((page * x.key_heads + self.head) * x.page + at) * width
                 tile.store(self.cache[0], column + first, value, mask=column < width)
             else:

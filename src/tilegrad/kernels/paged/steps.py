@@ -7,8 +7,8 @@ Two rings, of keys and of values, are filled by warps of their own.
 
 A cache of 8 bits is half the traffic: its blocks lie in the rings as they are, and become float16,
 which holds them exactly, on their way to the registers of a product's long side. There the columns
-of a row stand in another order (`placed.mixed_order`), and so do queries and sums: `at_key`,
-`at_value`. Scales are factors of scores and results. A block of 128 keys of width 128 is then 32 KB
+of a row stand in another order (`placed.mixed_order`), and so do queries and sums: `column`.
+Scales are factors of scores and results. A block of 128 keys of width 128 is then 32 KB
 through the ring (0.9 us of an SM's share), 64 loads of matrices and 512 conversions by a warp.
 
 Keys that nobody of a row block sees are masked, and values beside them count as zeros whatever
@@ -106,13 +106,10 @@ class Steps:
             keys, values = (self.plan.block, self.widths[0]), (self.widths[1], self.plan.block)
             self.held = [tile.register(shape, self.operand) for shape in (keys, values)]
 
-    def at_key(self, at: Any) -> Any:
-        """The column of a key, and of a query, that stands at a column of the product."""
-        return mixed_order(at, False) if self.x.scaled else at
-
-    def at_value(self, at: Any) -> Any:
-        """The column of a value that stands at a row of the sums."""
-        return mixed_order(at, True) if self.x.scaled else at
+    def column(self, at: Any, turned: bool) -> Any:
+        """The column of a key, and of a query, that stands at a column of the product; where it is
+        `turned`, of a value that stands at a row of the sums."""
+        return mixed_order(at, turned) if self.x.scaled else at
 
     def load_extras(self) -> None:
         """The scales of a key head in a cache of 8 bits; the exponents of 2 that sums of the rows
