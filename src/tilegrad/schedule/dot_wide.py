@@ -24,6 +24,7 @@ from ..ir.node import Node, topological, walk
 from ..ir.symbol import Size, high, loop_index, power_of_two
 from ..ir.types import Shape
 from ..kernels.grouped import COLUMNS
+from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import LONG, GroupedMatvec, Matvec, MatvecPlan, line_of
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
@@ -32,8 +33,13 @@ from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_sta
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
-from ..kernels.matmul.wide_blocks import BlockMatmul
-from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
+from ..kernels.matmul.wide_blocks import BlockJoint, BlockMatmul, Promoting
+from ..kernels.matmul.wide_grouped import (
+    GroupedJoint,
+    GroupedMatmul,
+    Grouping,
+    choose_grouped,
+)
 from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
 from . import sheet as parameters
 from .access import MOVEMENT, Index, base_of, offset_of, reads_below, unravel
@@ -48,6 +54,11 @@ FEW_TOKENS = 128  # tokens
 LONE = 16  # tokens of which a piece is exchanged beside a ring that fills shared memory
 SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
+KINDS: dict[tuple[bool, bool], tuple[Any, Any]] = {  # (groups, blocks): of one weight, of several
+    (False, False): (WideMatmul, JointMatmul),
+    (False, True): (BlockMatmul, BlockJoint),
+    (True, False): (GroupedMatmul, GroupedJoint),
+}
 
 
 class WideDot:
@@ -241,9 +252,7 @@ class WideDot:
         known = {*self.reads, *self.region.values[:1]}
         costly = instructions(self.stored, known, self.region.rounded) > COSTLY
         self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
-        kinds = [(x.block, GroupedMatmul), (x.sparse, SparseMatmul), (x.scaled, BlockMatmul)]
-        kind = next((kind for fits, kind in kinds if fits), WideMatmul)
-        return kind(
+        return (SparseMatmul if x.sparse else KINDS[bool(x.block), x.scaled][0])(
             x,
             plan,
             *given,
@@ -258,9 +267,10 @@ class WideDot:
         more = self.dot.inputs[2:]
         if isinstance(kernel, SparseMatmul):
             kernel.words = self.given(more[0], more[0].shape[1], 1)
-        if isinstance(kernel, BlockMatmul):
-            lies = zip(more, self.scales)
-            kernel.scales = [self.given(scale, x.rows, x.columns) for scale, x in lies]
+        if isinstance(kernel, Promoting):
+            lies = [[*zip(p.dot.inputs[2:], p.scales)] for p in self.parts]
+            found = [lies[0][0], *(own for _, own in lies)]
+            kernel.scales = [self.given(scale, x.rows, x.columns) for scale, x in found]
         if isinstance(kernel, (Grouping, GroupedMatvec)):
             lists = zip(ops.group_lists(self.dot), ((COLUMNS, 1), (1,)))
             kernel.blocks, *kernel.sources = [self.given(n, *strides) for n, strides in lists]
