@@ -153,7 +153,7 @@ def ops_of(found: list[Launch]) -> list[str]:
 @pytest.mark.parametrize("tokens", [20, 200])
 def test_what_is_around(tokens: int) -> None:
     """A norm before, a gate and a residual behind: one launch for the sum of a row, one that
-    encodes, one for each product."""
+    encodes, one for both products."""
     layers = Layers()
     x = layers.given(draw(1, tokens, 256).astype(BF16))
     factor = layers.given(draw(2, 256).astype(BF16))
@@ -167,7 +167,37 @@ def test_what_is_around(tokens: int) -> None:
     own = by_groups(exact * layers.values[1].astype(np.float64))
     gates, ups = (own @ unpacked(layers.values[i], BLOCKS).T for i in (2, 3))
     near(got, gates / (1 + np.exp(-gates)) * ups + layers.values[4].astype(float), 6e-2)
-    assert len(launches(layers, [result])) == 4
+    assert len(launches(layers, [result])) == 3
+
+
+def side_by_side(tokens: int, *rows: int) -> tuple[Layers, list[Node], list[np.ndarray]]:
+    """Products of one input, in float32: inputs, results, what float64 says."""
+    layers = Layers()
+    left = rounded(layers.given(draw(1, tokens, 256).astype(BF16)), TOKENS)
+    results = [product(left, weight(layers, n, 256), float32) for n in rows]
+    exact = by_groups(layers.values[0].astype(np.float32))
+    return layers, results, [exact @ unpacked(raw, BLOCKS).T for raw in layers.values[1:]]
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 200])
+def test_side_by_side(tokens: int) -> None:
+    """Weights of other sizes, whose last blocks are not whole: one launch."""
+    layers, results, wanted = side_by_side(tokens, 144, 80, 16)
+    for got, exact in zip(run_interpreted(H200, layers.nodes, results, layers.values), wanted):
+        near(got, exact)
+    assert len(launches(layers, results)) == 2
+
+
+@pytest.mark.usefixtures(assembled.__name__)
+@pytest.mark.parametrize("gated", [False, True], ids=["apart", "gated"])
+def test_side_by_side_simulated(gated: bool) -> None:
+    layers, results, wanted = side_by_side(20, 80, 80)
+    if gated:
+        results = [build.multiply(silu(results[0]), results[1])]
+        wanted = [wanted[0] / (1 + np.exp(-wanted[0])) * wanted[1]]
+    for got, exact in zip(run_graph(layers.nodes, results, layers.values), wanted):
+        near(got, exact, 1e-2 if gated else 1e-3)
+    assert len(launches(layers, results)) == 2
 
 
 def test_no_kernel_of_the_library() -> None:

@@ -114,7 +114,8 @@ def check(form: Format) -> dict[str, float]:
 
 
 def check_codes(form: Format) -> dict[str, float]:
-    """Errors of products of codes, with 2:4 weights or those of blocks."""
+    """Errors of products of codes, with 2:4 weights or those of blocks: alone, with several
+    weights of one input, gated."""
     rng = np.random.default_rng(0)
     raw = form.pack(rng.standard_normal((256, COLUMNS)) * COLUMNS**-0.5)[:ROWS]
     weights, errors = stored(Stored(form, raw), bfloat16), {}
@@ -125,10 +126,28 @@ def check_codes(form: Format) -> dict[str, float]:
     def rounded(x: tg.Tensor) -> tg.Tensor:
         return tg.quant.rounded(x, given) if given else x
 
+    cuts = (slice(0, 128), slice(128, ROWS))  # whole blocks
+    some = [stored(Stored(form, raw[cut]), bfloat16) for cut in (*cuts, slice(0, 64))]
+
+    @tg.jit
+    def products(x: tg.Tensor) -> list[tg.Tensor]:
+        y = rounded(x)
+        return [y @ weights.T, *(y @ part.T for part in some[:2])]
+
+    @tg.jit
+    def gated(x: tg.Tensor) -> tg.Tensor:
+        y = rounded(x)
+        return silu(y @ some[2].T) * (y @ some[1].T)
+
     for tokens in (1, 20, 70, 128, 300, 2048):
         x = held(rng, tokens, given) if given else on_gpu(rng.standard_normal((tokens, COLUMNS)))
+        exact = x.numpy().astype(np.float64) @ w.T
         found = tg.jit(lambda x: rounded(x) @ weights.T)(x)
-        errors[f"{tokens} tokens"] = off(found, x.numpy().astype(np.float64) @ w.T)
+        errors[f"{tokens} tokens"] = off(found, exact)
+        for number, (part, cut) in enumerate(zip(products(x), (slice(None), *cuts))):
+            errors[f"{tokens} tokens, product {number}"] = off(part, exact[:, cut])
+        one, two = exact[:, :64], exact[:, cuts[1]]
+        errors[f"{tokens} tokens, gated"] = off(gated(x), one / (1 + np.exp(-one)) * two)
     return errors
 
 
