@@ -67,31 +67,10 @@ class Promoting(Moving):
             count = self.span[1]
         block = self.share * self.steps + step
         block = tile.minimum(block, given.shape[1] - 1)  # beyond the last, codes are 0
-        weights = self.scales_at(along, block)
+        weights = scales_at(self, along, block)
         mask = positions(count, first) < given.shape[0]
         tokens = tile.load(given, (first, block), (count,), axes=(0,), mask=mask)
         return tokens[None, :] if x.turned else tokens[:, None], weights
-
-    def scales_at(self, along: Any, block: Any) -> list[Any]:
-        """Of a place among weights: of each product's, or of the one that it is in."""
-        if self.x.gated:
-            return [self.scale_of(number, along, block) for number in range(self.products)]
-        return [self.scale_among(along, block, 0)]
-
-    @tile.function
-    def scale_among(self, along: Any, block: Any, number: int) -> Any:
-        """The scale of the weight that a place is in, of those from a number on."""
-        if number + 1 == len(self.scales) - 1 or along < self.starts[number + 1]:
-            found = self.scale_of(number, along - self.starts[number], block)
-        else:
-            found = self.scale_among(along, block, number + 1)
-        return found
-
-    def scale_of(self, number: int, place: Any, block: Any) -> Any:
-        """The scale of a place in a weight, by number; the last one's beyond its end."""
-        stored = self.scales[1 + number]
-        row = tile.minimum(place // BLOCK, stored.shape[0] - 1)
-        return tile.load(stored, (row, block), ())
 
 
 class BlockMatmul(Promoting, WideMatmul):
@@ -100,3 +79,26 @@ class BlockMatmul(Promoting, WideMatmul):
 
 class BlockJoint(Promoting, JointMatmul):
     """Products with several, side by side or for an epilogue that makes one of them."""
+
+
+def scales_at(kernel: Promoting, along: Any, block: Any) -> list[Any]:
+    """Of a place among weights: of each product's, or of the one that it is in."""
+    if kernel.x.gated:
+        return [scale_of(stored, along, block) for stored in kernel.scales[1:]]
+    return [scale_among(kernel.scales[1:], kernel.starts, along, block)]
+
+
+@tile.function
+def scale_among(stored: Sequence[Any], starts: Sequence[int], along: Any, block: Any) -> Any:
+    """The scale of a place in one of several weights, which begin where it is said."""
+    if len(stored) == 1 or along < starts[1]:
+        found = scale_of(stored[0], along - starts[0], block)
+    else:
+        found = scale_among(stored[1:], starts[1:], along, block)
+    return found
+
+
+def scale_of(stored: Any, place: Any, block: Any) -> Any:
+    """The scale of a place in a weight; the last one's beyond its end."""
+    row = tile.minimum(place // BLOCK, stored.shape[0] - 1)
+    return tile.load(stored, (row, block), ())
