@@ -20,6 +20,7 @@ from .. import tile
 from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32
 from ..graph import ops
+from ..graph.blocks import grain_of, scales_of
 from ..ir.node import Node, topological, walk
 from ..ir.symbol import Size, high, loop_index, power_of_two
 from ..ir.types import Shape
@@ -35,6 +36,8 @@ from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan, ranked_thr
 from ..kernels.matmul.wide import WideMatmul
 from ..kernels.matmul.wide_blocks import BlockJoint, BlockMatmul, Promoting
 from ..kernels.matmul.wide_grouped import (
+    GroupedBlockJoint,
+    GroupedBlocks,
     GroupedJoint,
     GroupedMatmul,
     Grouping,
@@ -58,6 +61,7 @@ KINDS: dict[tuple[bool, bool], tuple[Any, Any]] = {  # (groups, blocks): of one 
     (False, False): (WideMatmul, JointMatmul),
     (False, True): (BlockMatmul, BlockJoint),
     (True, False): (GroupedMatmul, GroupedJoint),
+    (True, True): (GroupedBlocks, GroupedBlockJoint),
 }
 
 
@@ -160,7 +164,7 @@ class WideDot:
         p = self.problem
         batch, m, k, n = p.sizes
         block = self.dot.attrs.get("block", 0) if p.grouped else 0
-        sparse, scaled = (self.dot.op is op for op in (ops.sparse_dot, ops.block_dot))
+        sparse, scaled = self.dot.op is ops.sparse_dot, bool(scales_of(self.dot))
         if (p.grouped and not block) or (
             (p.grouped or sparse or scaled) and (self.block_sums or self.wholes)
         ):
@@ -205,14 +209,17 @@ class WideDot:
         if self.dot.op is ops.sparse_dot:
             half = loop_index("k", high(p.sizes[2]) // 2)
             return matrix_of(stored, (n, half), (batch, half, n), self.reads)
-        right = stored if self.dot.op is ops.block_dot else p.b
+        right = stored if scales_of(self.dot) else p.b
         return matrix_of(right, p.index(B, batch, n, k), (batch, k, n), self.reads)
 
     def _scales(self) -> list[Matrix]:
         """How the scales of both operands of blocks lie; none where the kernel has other blocks."""
-        units = self.dot.attrs["block"] == self.dot.attrs["rows"] == BLOCK and self.asynchronous
-        found = []
-        for scale in self.dot.inputs[2:] if units else ():
+        scales, found = scales_of(self.dot), []
+        if grain_of(self.dot) != (BLOCK, BLOCK) or not self.asynchronous:
+            return []
+        if self.problem.gathered and scales[0] not in self.reads:
+            return []  # rows by number are those of an array
+        for scale in scales:
             at = [loop_index(name, size) for name, size in zip(("r", "b"), scale.shape)]
             found.append(matrix_of(scale, tuple(at), (0, *at), self.reads, False))
         return [lies for lies in found if lies is not None]
@@ -268,7 +275,7 @@ class WideDot:
         if isinstance(kernel, SparseMatmul):
             kernel.words = self.given(more[0], more[0].shape[1], 1)
         if isinstance(kernel, Promoting):
-            lies = [[*zip(p.dot.inputs[2:], p.scales)] for p in self.parts]
+            lies = [[*zip(scales_of(p.dot), p.scales)] for p in self.parts]
             found = [lies[0][0], *(own for _, own in lies)]
             kernel.scales = [self.given(scale, x.rows, x.columns) for scale, x in found]
         if isinstance(kernel, (Grouping, GroupedMatvec)):

@@ -32,6 +32,7 @@ class Promoting(Moving):
     scales: Sequence[Any]  # of tokens, then of each weight
     sums: Sequence[Any]  # of a block
     starts: Any = (0,)  # where each weight begins
+    pages: Any = None  # the rows of tokens, where they are not those of the result
 
     def begin(self, own: int) -> None:
         """Places for the sums of a block."""
@@ -43,6 +44,7 @@ class Promoting(Moving):
         """The products of a tile, block by block along k."""
         turn = tile.hold(count * self.turns, "turn")
         where = self.corner(self.program + count * self.clusters)
+        self.begin_tile(where)
         for total in totals:
             tile.write(total, tile.zeros(total.shape))
         for step in tile.range(self.steps):
@@ -61,15 +63,18 @@ class Promoting(Moving):
 
     def factors(self, own: int, where: Any, step: Any) -> tuple[Any, list[Any]]:
         """Scales of a step's block: those of tokens, (64, 1) or (1, n), and one of each weight."""
-        x, (_, row, column), given = self.x, where, self.scales[0]
+        x, (batch, row, column), given = self.x, where, self.scales[0]
         (first, along), count = side(row + 64 * own, column, not x.turned), 64
         if x.turned:
             count = self.span[1]
         block = self.share * self.steps + step
         block = tile.minimum(block, given.shape[1] - 1)  # beyond the last, codes are 0
-        weights = scales_at(self, along, block)
-        mask = positions(count, first) < given.shape[0]
-        tokens = tile.load(given, (first, block), (count,), axes=(0,), mask=mask)
+        weights = scales_at(self, along + batch * x.m if x.block else along, block)
+        if self.pages is None:
+            mask = positions(count, first) < given.shape[0]
+            tokens = tile.load(given, (first, block), (count,), axes=(0,), mask=mask)
+        else:
+            tokens = tile.load(given, self.pages * given.shape[1] + block)
         return tokens[None, :] if x.turned else tokens[:, None], weights
 
 
