@@ -23,6 +23,7 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..graph.unpack import encoded
 from ..ir.node import Node
+from ..ir.symbol import high
 from ..ir.types import product
 from ..kernels.matmul.plan import BLOCK
 from . import block_weights, sparse_weights
@@ -154,7 +155,9 @@ def of_group_codes(dot: Node, raw: Node, done: Mapping[Node, Node]) -> Node:
         return way(below, (*node.shape[:-1], size))
 
     if form.grain.columns:
-        codes, own = block_weights.parts_of(raw, form, product(weight.shape[:-1]), columns)
+        codes, own = block_weights.parts_of(
+            raw, form, high(product(weight.shape[:-1])), high(columns)
+        )
         operands = moved(x, columns, "codes"), build.reshape(codes, weight.shape)
         scale = build.cast(moved(x, columns // BLOCK, "scale"), float32)
         total = ops.grouped_dot(*operands, done[offsets], *lists, scale, own, **dot.attrs)

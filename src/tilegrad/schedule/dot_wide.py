@@ -214,15 +214,15 @@ class WideDot:
 
     def _scales(self) -> list[Matrix]:
         """How the scales of both operands of blocks lie; none where the kernel has other blocks."""
-        scales, found = scales_of(self.dot), []
-        if grain_of(self.dot) != (BLOCK, BLOCK) or not self.asynchronous:
-            return []
-        if self.problem.gathered and scales[0] not in self.reads:
-            return []  # rows by number are those of an array
-        for scale in scales:
+        units, found = grain_of(self.dot) == (BLOCK, BLOCK) and self.asynchronous, []
+        for scale in scales_of(self.dot) if units else ():
             at = [loop_index(name, size) for name, size in zip(("r", "b"), scale.shape)]
-            found.append(matrix_of(scale, tuple(at), (0, *at), self.reads, False))
-        return [lies for lies in found if lies is not None]
+            lies = matrix_of(scale, tuple(at), (0, *at), self.reads, False)
+            sizes = lies and zip(scale.shape, (lies.rows, lies.columns), (scale.shape[1], 1))
+            dense = sizes and all(size == 1 or step == own for size, step, own in sizes)
+            if lies and (dense or not self.problem.gathered):  # rows by number follow one another
+                found.append(lies)
+        return found
 
     def _epilogue_class(self) -> str:
         """What is done to the products on their way out, as PlanTables tell it apart."""
