@@ -22,12 +22,12 @@ from tilegrad.compiler.breaks import breaks_of
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core.config import override
-from tilegrad.core.dtype import bfloat16, float32, int64, uint8
+from tilegrad.core.dtype import bfloat16, float32, int32, int64, uint8
 from tilegrad.core.errors import UserError
 from tilegrad.core.format import format_of
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import build, ops
-from tilegrad.graph.blocks import operand_of
+from tilegrad.graph.blocks import grain_of, operand_of, scales_of
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node, topological
 from tilegrad.ir.symbol import symbol
@@ -115,6 +115,28 @@ def test_unpacked_by_ops() -> None:
     found, left, right = interpret([dot, *pair], dict(zip(given, values)))
     np.testing.assert_allclose(found, left @ right.T, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(right[130, 129], values[1][130, 129] * values[3][1, 1])
+
+
+def test_groups_unpacked_by_ops() -> None:
+    """So with weights of groups, of which each has whole blocks."""
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(s).astype(np.float32) for s in [(5, 256), (3, 144, 256)]]
+    values += [rng.standard_normal(s).astype(np.float32) for s in [(5, 2), (6, 2)]]
+    ends = np.array([0, 2, 2, 5], np.int32)
+    x, weights, left, right = (build.input_(v.shape, float32) for v in values)
+    offsets = build.input_((4,), int32)
+    dot = ops.grouped_dot(x, weights, offsets, left, right, axis=2, block=0)
+    assert grain_of(dot) == (72, 128) and scales_of(dot) == (left, right)
+    assert ops.group_lists(dot) == () and dot.dtype is float32
+    given = dict(zip([x, weights, left, right, offsets], [*values, ends]))
+    found, a, b = interpret([dot, *(operand_of(dot, side) for side in range(2))], given)
+    wanted = np.concatenate([a[:2] @ b[0].T, a[2:] @ b[2].T])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert b[1, 72, 129] == values[1][1, 72, 129] * values[3][3, 1]
+    for shape in ((5, 2), (5, 2)), ((5, 3), (6, 3)), ((4, 2), (6, 2)), ((5, 2), (3, 72)):
+        scales = [build.input_(s, float32) for s in shape]
+        with pytest.raises(UserError, match="no factors"):
+            ops.grouped_dot(x, weights, offsets, *scales, axis=2, block=0)
 
 
 CASES = {

@@ -18,10 +18,11 @@ from simulated import assembled, run_graph
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core.config import override
-from tilegrad.core.dtype import bfloat16, float32, int32, uint8
+from tilegrad.core.dtype import bfloat16, float32, int32, int64, uint8
 from tilegrad.core.format import format_of
 from tilegrad.core.target import A100, AVX512, H200, Target
 from tilegrad.graph import build, ops
+from tilegrad.graph.blocks import scales_of
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node, topological
 from tilegrad.ir.symbol import symbol
@@ -190,18 +191,33 @@ def test_only_picked_weights_count() -> None:
     case.check(got)
 
 
-def test_symbols() -> None:
-    case, tokens = Case(20, 8, 64, 128), symbol("tokens", 1, 1000)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_no_kernel_of_the_library(rows: int) -> None:
+    """Results that no matrix unit stores: the kernel that multiplies unpacks blocks."""
+    case = Case(rows, 3, 128, 256, BLOCKS)
+    nodes = case.nodes()
+    result = build.cast(build.multiply(case.product(*nodes), 8.0), int64)
+    made, stages = run_pipeline(nodes, [result], H200)
+    assert any(scales_of(n) for n in topological(made) if n.op is ops.grouped_dot)
+    assert not any("plan" in s.body.notes for s in launches_of(nodes, [result]))
+    (got,) = run_interpreted(H200, nodes, [result], case.values)
+    assert np.abs(got - np.trunc(8 * case.wanted())).max() <= 1
+
+
+@pytest.mark.parametrize("form, depth", [(ROW, 128), (BLOCKS, 256)])
+def test_symbols(form: str, depth: int) -> None:
+    case, tokens = Case(20, 8, 128, depth, form), symbol("tokens", 1, 1000)
     nodes = case.nodes(2 * tokens)
     (got,) = run_interpreted(H200, nodes, [case.product(*nodes)], case.values, {"tokens": 10})
     case.check(got)
 
 
-def test_invariant() -> None:
+@pytest.mark.parametrize("form", [ROW, BLOCKS])
+def test_invariant(form: str) -> None:
     """A row's result does not depend on how many others there are."""
     found = []
     for rows in (5, 200):
-        case = Case(200, 3, 64, 256)
+        case = Case(200, 3, 128, 256, form)
         case.x, case.offsets = case.x[:rows], np.array([0, 5, 5, rows], np.int32)
         nodes = case.nodes()
         with override(determinism="invariant"):
