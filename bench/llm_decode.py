@@ -95,7 +95,7 @@ class Blocks:
     """Random weights (rows, columns), or (experts, rows, columns), as a file of a Format would have
     them: so many rows, again and again."""
 
-    def __init__(self, form: Format, *shape: int, distinct: int = 64) -> None:
+    def __init__(self, form: Format, *shape: int, distinct: int = 128) -> None:
         self.format, self.shape, (*lead, columns) = form, shape, shape
         sample = np.random.default_rng(0).normal(0.0, columns**-0.5, (distinct, columns))
         packed = form.pack(sample.astype(np.float32))

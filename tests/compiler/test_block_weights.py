@@ -23,7 +23,7 @@ from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core.config import override
 from tilegrad.core.dtype import bfloat16, float32, int32, int64, uint8
-from tilegrad.core.errors import UserError
+from tilegrad.core.errors import InternalError, UserError
 from tilegrad.core.format import format_of
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import build, ops
@@ -135,7 +135,7 @@ def test_groups_unpacked_by_ops() -> None:
     assert b[1, 72, 129] == values[1][1, 72, 129] * values[3][3, 1]
     for shape in ((5, 2), (5, 2)), ((5, 3), (6, 3)), ((4, 2), (6, 2)), ((5, 2), (3, 72)):
         scales = [build.input_(s, float32) for s in shape]
-        with pytest.raises(UserError, match="no factors"):
+        with pytest.raises(InternalError, match="no factors"):
             ops.grouped_dot(x, weights, offsets, *scales, axis=2, block=0)
 
 
