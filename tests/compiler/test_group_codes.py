@@ -234,9 +234,10 @@ def test_invariant(form: str) -> None:
         (AVX512.with_cores(2), (20, 3, 64, 128), ROW, "no matrix unit"),
         (AVX512.with_cores(2), (20, 3, 64, 128), INT8, "no matrix unit"),
         (H200, (20, 3, 64, 136), ROW, "no multiples of 16"),
+        (A100, (20, 3, 128, 128), BLOCKS, "no matrix unit"),
         (H200, (20, 4, 160, 128), BLOCKS, "in whole blocks"),
     ],
-    ids=["a100", "avx512", "int8 on avx512", "odd sizes", "blocks"],
+    ids=["a100", "avx512", "int8 on avx512", "odd sizes", "blocks on a100", "cut blocks"],
 )
 def test_unpacked(target: Target, sizes: tuple, form: str, why: str) -> None:
     """Where no kernel multiplies codes, weights are unpacked, and it is said why."""
