@@ -45,9 +45,8 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node], has_thread
     values: set[Node] = set(arguments) | set(results)
     extents = Extents(values, has_threads)
     for node in order:
-        if (node not in values and _is_value(node, readers, values)) or _narrows(
-            node, readers, results
-        ):
+        found = _is_value(node, readers, values) or _narrows(node, readers, results)
+        if node not in values and found:
             values.add(node)
         extents.note(node)
     for node in order:
