@@ -338,8 +338,8 @@ def test_layer_simulated(tokens: int, form: str) -> None:
 @pytest.mark.parametrize("tokens, most", [(1, 7), (8, 8), (32, 9), (8192, 10)])
 def test_launches(tokens: int, most: int, form: str) -> None:
     """Of a layer of Qwen3-30B-A3B: gate and up are one launch, and down one, on codes; rows between
-    are encoded once. Nothing spills. In blocks of many rows registers do not hold gate and up at
-    once: they are two launches, and what follows them one."""
+    are encoded once. Nothing spills. Of many rows in blocks registers do not hold the sums of gate
+    and up at once: they are two launches."""
     apart = form == BLOCKS and tokens == 8192
     most = most + 2 * apart
     layer = Layer(tokens, form=form)
