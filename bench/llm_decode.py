@@ -5,6 +5,7 @@
     python bench/llm_decode.py --format Q4_1 --batches 1
     python bench/llm_decode.py --format fp8            e4m3 by channel, inputs by token, a bf16 head
     python bench/llm_decode.py --format int8           int8 by channel, inputs by token
+    python bench/llm_decode.py --format blocks         e4m3 by 128 x 128, inputs by token and 128
     python bench/llm_decode.py --format fp8 --fp8-head          the head in fp8 too
     python bench/llm_decode.py --format fp8 --input-scale 0.02  inputs with a scale that is given
     python bench/llm_decode.py --format fp8 --kv-cache-dtype fp8   keys and values in e4m3, or int8
@@ -55,6 +56,7 @@ LAUNCHES_BAR, HOST_BAR, QUANTISED_BAR = 200, 50.0, 0.75
 EIGHT = {  # Formats of weights and of inputs
     "fp8": ("E4M3_ROW_F32", "E4M3_ROW_F32"),
     "int8": ("INT8_ROW_F32", "INT8_ROW_F32"),
+    "blocks": ("E4M3_128X128_F32", "E4M3_G128_F32"),
 }
 FIXED = "E4M3_TENSOR_F32"  # of inputs with a scale that is given
 FP8_BARS = {1: 2.15, 8: 2.4, 32: 3.25, 128: 6.9}  # ms; vLLM 0.24: 3.50, 3.87, 5.47, 9.24
@@ -93,7 +95,7 @@ class Blocks:
     """Random weights (rows, columns), or (experts, rows, columns), as a file of a Format would have
     them: so many rows, again and again."""
 
-    def __init__(self, form: Format, *shape: int, distinct: int = 64) -> None:
+    def __init__(self, form: Format, *shape: int, distinct: int = 128) -> None:
         self.format, self.shape, (*lead, columns) = form, shape, shape
         sample = np.random.default_rng(0).normal(0.0, columns**-0.5, (distinct, columns))
         packed = form.pack(sample.astype(np.float32))
@@ -478,7 +480,7 @@ def report(
     rows: Sequence[dict[str, Any]], prefilled: dict[str, Any] | None, form: str, kept: str = "auto"
 ) -> None:
     """The bars."""
-    eight = form in EIGHT  # int8 has the bars of fp8: as many bytes
+    eight = form in EIGHT  # all have the bars of fp8: as many bytes
     quantised, bars = bool(form) and not eight, FP8_BARS if eight else BARS
     if eight and kept != "auto":
         bars = {**bars, **FP8_CACHE_BARS}
@@ -507,7 +509,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-peer", dest="peer", action="store_false")
     parser.add_argument("--no-prefill", dest="prefill", action="store_false")
-    parser.add_argument("--format", default="", help="quantised weights: Q4_1, Q8_0, fp8, ...")
+    parser.add_argument("--format", default="", help="quantised weights: Q4_1, fp8, blocks, ...")
     parser.add_argument("--fp8-head", action="store_true", help="the head in fp8 too")
     parser.add_argument("--input-scale", type=float, help="of inputs in fp8; else one a token")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=CACHES)

@@ -4,6 +4,7 @@
     python bench/moe.py --profile              each kernel of the layer, its time and bytes
     python bench/moe.py --model --layers 48    decode of 1, 8 and 32 requests, prompts of 1,024
     python bench/moe.py --model --format fp8   weights in e4m3 by channel, inputs by token; or int8
+    python bench/moe.py --format blocks        e4m3 by 128 x 128, inputs by token and 128 columns
 
 Random weights, in bf16, fp8 or int8 (but router and head); the router is random too, so that picks
 are about uniform (in the whole model they are drawn), and how many experts are picked is counted.
@@ -122,7 +123,7 @@ def picked(made: list[np.ndarray], requests: int, used: int) -> float:
 
 
 def in_bytes(model: nn.Module, name_of: str, shared: dict[str, torch.Tensor] | None = None) -> None:
-    """Give experts weights in fp8 or int8, and linear layers of a whole model; what is shared with
+    """Give experts weights of 8 bits, and linear layers of a whole model; what is shared with
     torch has the values of those."""
     blocks: dict[tuple[int, ...], Blocks] = {}
     weights_in, inputs = EIGHT[name_of]

@@ -22,12 +22,12 @@ from tilegrad.compiler.breaks import breaks_of
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core.config import override
-from tilegrad.core.dtype import bfloat16, float32, int64, uint8
-from tilegrad.core.errors import UserError
+from tilegrad.core.dtype import bfloat16, float32, int32, int64, uint8
+from tilegrad.core.errors import InternalError, UserError
 from tilegrad.core.format import format_of
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import build, ops
-from tilegrad.graph.blocks import operand_of
+from tilegrad.graph.blocks import grain_of, operand_of, scales_of
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node, topological
 from tilegrad.ir.symbol import symbol
@@ -117,6 +117,28 @@ def test_unpacked_by_ops() -> None:
     np.testing.assert_array_equal(right[130, 129], values[1][130, 129] * values[3][1, 1])
 
 
+def test_groups_unpacked_by_ops() -> None:
+    """So with weights of groups, of which each has whole blocks."""
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(s).astype(np.float32) for s in [(5, 256), (3, 144, 256)]]
+    values += [rng.standard_normal(s).astype(np.float32) for s in [(5, 2), (6, 2)]]
+    ends = np.array([0, 2, 2, 5], np.int32)
+    x, weights, left, right = (build.input_(v.shape, float32) for v in values)
+    offsets = build.input_((4,), int32)
+    dot = ops.grouped_dot(x, weights, offsets, left, right, axis=2, block=0)
+    assert grain_of(dot) == (72, 128) and scales_of(dot) == (left, right)
+    assert ops.group_lists(dot) == () and dot.dtype is float32
+    given = dict(zip([x, weights, left, right, offsets], [*values, ends]))
+    found, a, b = interpret([dot, *(operand_of(dot, side) for side in range(2))], given)
+    wanted = np.concatenate([a[:2] @ b[0].T, a[2:] @ b[2].T])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert b[1, 72, 129] == values[1][1, 72, 129] * values[3][3, 1]
+    for shape in ((5, 2), (5, 2)), ((5, 3), (6, 3)), ((4, 2), (6, 2)), ((5, 2), (3, 72)):
+        scales = [build.input_(s, float32) for s in shape]
+        with pytest.raises(InternalError, match="no factors"):
+            ops.grouped_dot(x, weights, offsets, *scales, axis=2, block=0)
+
+
 CASES = {
     "some tokens": ((20,), 144, 384),
     "axes before": ((3, 30), 64, 128),
@@ -153,7 +175,7 @@ def ops_of(found: list[Launch]) -> list[str]:
 @pytest.mark.parametrize("tokens", [20, 200])
 def test_what_is_around(tokens: int) -> None:
     """A norm before, a gate and a residual behind: one launch for the sum of a row, one that
-    encodes, one for each product."""
+    encodes, one for both products."""
     layers = Layers()
     x = layers.given(draw(1, tokens, 256).astype(BF16))
     factor = layers.given(draw(2, 256).astype(BF16))
@@ -167,7 +189,37 @@ def test_what_is_around(tokens: int) -> None:
     own = by_groups(exact * layers.values[1].astype(np.float64))
     gates, ups = (own @ unpacked(layers.values[i], BLOCKS).T for i in (2, 3))
     near(got, gates / (1 + np.exp(-gates)) * ups + layers.values[4].astype(float), 6e-2)
-    assert len(launches(layers, [result])) == 4
+    assert len(launches(layers, [result])) == 3
+
+
+def side_by_side(tokens: int, *rows: int) -> tuple[Layers, list[Node], list[np.ndarray]]:
+    """Products of one input, in float32: inputs, results, what float64 says."""
+    layers = Layers()
+    left = rounded(layers.given(draw(1, tokens, 256).astype(BF16)), TOKENS)
+    results = [product(left, weight(layers, n, 256), float32) for n in rows]
+    exact = by_groups(layers.values[0].astype(np.float32))
+    return layers, results, [exact @ unpacked(raw, BLOCKS).T for raw in layers.values[1:]]
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 200])
+def test_side_by_side(tokens: int) -> None:
+    """Weights of other sizes, whose last blocks are not whole: one launch."""
+    layers, results, wanted = side_by_side(tokens, 144, 80, 16)
+    for got, exact in zip(run_interpreted(H200, layers.nodes, results, layers.values), wanted):
+        near(got, exact)
+    assert len(launches(layers, results)) == 2
+
+
+@pytest.mark.usefixtures(assembled.__name__)
+@pytest.mark.parametrize("gated", [False, True], ids=["apart", "gated"])
+def test_side_by_side_simulated(gated: bool) -> None:
+    layers, results, wanted = side_by_side(20, 80, 80)
+    if gated:
+        results = [build.multiply(silu(results[0]), results[1])]
+        wanted = [wanted[0] / (1 + np.exp(-wanted[0])) * wanted[1]]
+    for got, exact in zip(run_graph(layers.nodes, results, layers.values), wanted):
+        near(got, exact, 1e-2 if gated else 1e-3)
+    assert len(launches(layers, results)) == 2
 
 
 def test_no_kernel_of_the_library() -> None:

@@ -4,7 +4,7 @@
 
 Every Format, as Tensors over a file's bytes: products of 1, 3, 8 and 70 tokens, products with what
 is around them, rows by number; 2:4 weights, and fp8 in blocks of 128 x 128, with up to 2,048
-tokens; int8 by rows; experts in fp8; a small model that is rounded as it is loaded, against the
+tokens; int8 by rows; experts of 8 bits; a small model that is rounded as it is loaded, against the
 same on the CPU. Prints one row per Format and ends with a status other than 0 if any failed.
 Judged against float64 products with the Format's own values.
 """
@@ -46,7 +46,8 @@ INPUTS = {  # what inputs are rounded to, of Formats whose codes matrix units mu
     "INT8_ROW_F32": "INT8_ROW_F32",
 }
 MODELS = ("fp8", "int8")  # how models are rounded as they are loaded
-EXPERTS, COUNT = ("E4M3_ROW_F32", "E4M3_TENSOR_F32", "INT8_ROW_F32"), 8
+EXPERTS = ("E4M3_ROW_F32", "E4M3_TENSOR_F32", "INT8_ROW_F32", "E4M3_128X128_F32")
+COUNT, WHOLE = 8, 256  # groups, and rows of their weights in whole blocks
 ALLOWED = 1.2e-2  # of the largest result: weights and results are rounded to bfloat16
 
 
@@ -114,7 +115,8 @@ def check(form: Format) -> dict[str, float]:
 
 
 def check_codes(form: Format) -> dict[str, float]:
-    """Errors of products of codes, with 2:4 weights or those of blocks."""
+    """Errors of products of codes, with 2:4 weights or those of blocks: alone, with several
+    weights of one input, gated."""
     rng = np.random.default_rng(0)
     raw = form.pack(rng.standard_normal((256, COLUMNS)) * COLUMNS**-0.5)[:ROWS]
     weights, errors = stored(Stored(form, raw), bfloat16), {}
@@ -125,10 +127,28 @@ def check_codes(form: Format) -> dict[str, float]:
     def rounded(x: tg.Tensor) -> tg.Tensor:
         return tg.quant.rounded(x, given) if given else x
 
+    cuts = (slice(0, 128), slice(128, ROWS))  # whole blocks
+    some = [stored(Stored(form, raw[cut]), bfloat16) for cut in (*cuts, slice(0, 64))]
+
+    @tg.jit
+    def products(x: tg.Tensor) -> list[tg.Tensor]:
+        y = rounded(x)
+        return [y @ weights.T, *(y @ part.T for part in some[:2])]
+
+    @tg.jit
+    def gated(x: tg.Tensor) -> tg.Tensor:
+        y = rounded(x)
+        return silu(y @ some[2].T) * (y @ some[1].T)
+
     for tokens in (1, 20, 70, 128, 300, 2048):
         x = held(rng, tokens, given) if given else on_gpu(rng.standard_normal((tokens, COLUMNS)))
+        exact = x.numpy().astype(np.float64) @ w.T
         found = tg.jit(lambda x: rounded(x) @ weights.T)(x)
-        errors[f"{tokens} tokens"] = off(found, x.numpy().astype(np.float64) @ w.T)
+        errors[f"{tokens} tokens"] = off(found, exact)
+        for number, (part, cut) in enumerate(zip(products(x), (slice(None), *cuts))):
+            errors[f"{tokens} tokens, product {number}"] = off(part, exact[:, cut])
+        one, two = exact[:, :64], exact[:, cuts[1]]
+        errors[f"{tokens} tokens, gated"] = off(gated(x), one / (1 + np.exp(-one)) * two)
     return errors
 
 
@@ -147,11 +167,12 @@ def check_experts(form: Format) -> dict[str, float]:
     """Errors of products of groups of rows with weights of their own, one product and two that are
     gated; some groups have no rows."""
     rng = np.random.default_rng(0)
-    raw = form.pack(rng.standard_normal((COUNT * ROWS, COLUMNS)) * COLUMNS**-0.5)
-    w = form.to_float32(raw).astype(np.float64).reshape(COUNT, ROWS, COLUMNS)
-    raw, errors = raw.reshape(COUNT, ROWS, -1), {}
+    own = WHOLE if form.grain.columns else ROWS
+    raw = form.pack(rng.standard_normal((COUNT * own, COLUMNS)) * COLUMNS**-0.5)
+    w = form.to_float32(raw).astype(np.float64).reshape(COUNT, own, COLUMNS)
+    raw, errors = raw.reshape(COUNT, own, -1), {}
     gate, up = (stored(Stored(form, part), bfloat16) for part in (raw, raw[::-1].copy()))
-    given = form.name if form.name in INPUTS else "E4M3_ROW_F32"
+    given = INPUTS.get(form.name, "E4M3_ROW_F32")
 
     @tg.jit
     def products(x: Any, offsets: Any) -> Any:
@@ -165,7 +186,7 @@ def check_experts(form: Format) -> dict[str, float]:
         ends[2] = ends[1]
         offsets = np.array([0, *ends, rows], np.int32)
         parts = np.split(x.numpy().astype(np.float64), offsets[1:-1])
-        a, b = (np.concatenate([p @ v.T for p, v in zip(parts, own)]) for own in (w, w[::-1]))
+        a, b = (np.concatenate([p @ v.T for p, v in zip(parts, some)]) for some in (w, w[::-1]))
         one, two = products(x, tg.tensor(offsets, device="cuda"))
         errors[f"{rows} rows"] = off(one, a)
         errors[f"{rows} rows, gated"] = off(two, a / (1 + np.exp(-a)) * b)

@@ -13,7 +13,7 @@ from tilegrad.kernels.matmul.plan import BLOCK
 from tilegrad.kernels.matmul.shape import Epilogue, Operands, WidePlan, positions, side
 from tilegrad.kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
 from tilegrad.kernels.matmul.wide import WideMatmul
-from tilegrad.kernels.matmul.wide_blocks import BlockMatmul
+from tilegrad.kernels.matmul.wide_blocks import BlockJoint, BlockMatmul
 from tilegrad.kernels.matmul.wide_sparse import ROWS, SparseMatmul
 from tilegrad.tile.build import Body, BodyBuilder
 
@@ -83,7 +83,8 @@ def joint_matmul(x: Operands, plan: WidePlan) -> Body:
     """Products of one input with several weights; parameters: the input, the weights, the results.
 
     Plain, weight i has a hole `epilogue{i}(piece, rows, columns)`; gated, there is one,
-    `epilogue(piece of each weight, rows, columns)`.
+    `epilogue(piece of each weight, rows, columns)`. Of blocks the scales follow: of tokens, then
+    of each weight.
     """
     tokens = x.n if x.turned else x.m
     along = (x.b_along_k, x.a_along_k) if x.turned else (x.a_along_k, x.b_along_k)
@@ -93,12 +94,18 @@ def joint_matmul(x: Operands, plan: WidePlan) -> Body:
     results = x.weights[:1] if x.gated else x.weights
     for i, n in enumerate(results):
         parameters.append((f"c{i}", Memory((tokens, n), x.result, use="result")))
+    last, end, blocks = 1 + len(x.weights), len(parameters), ceil_divide(x.k, BLOCK)
+    if x.scaled:
+        parameters.append(("x_scale", Memory((tokens, blocks), float32, use="value")))
+        for i, n in enumerate(x.weights):
+            scale = Memory((ceil_divide(n, BLOCK), blocks), float32, use="constant")
+            parameters.append((f"scale{i}", scale))
     b = BodyBuilder("joint_matmul", parameters)
-    last = 1 + len(x.weights)
     names = ["epilogue"] if x.gated else [f"epilogue{i}" for i in range(len(results))]
     holes = [hole_of(x, name, len(x.weights) if x.gated else 1) for name in names]
-    given = (b.parameters[0], b.parameters[1:last], b.parameters[last:], holes)
-    kernel = JointMatmul(x, plan, b, *given)
+    given = (b.parameters[0], b.parameters[1:last], b.parameters[last:end], holes)
+    kernel: Any = (BlockJoint if x.scaled else JointMatmul)(x, plan, b, *given)
+    kernel.scales = [tile.memory(m) for m in b.parameters[end:]]
     kernel.epilogue, kernel.epilogues = holes[0], holes  # of tiles, not of Nodes
     return kernel.build()
 

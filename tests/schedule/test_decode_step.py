@@ -42,7 +42,8 @@ from tilegrad.tile.build import Body
 
 BF16 = ml_dtypes.bfloat16
 EPSILON = 1e-5
-FP8 = "E4M3_ROW_F32"
+FP8, BLOCKS = "E4M3_ROW_F32", "E4M3_128X128_F32"
+INPUTS = {FP8: FP8, BLOCKS: "E4M3_G128_F32"}  # what tokens are rounded to
 
 
 def dot(x: Node, w: Node) -> Node:
@@ -176,17 +177,17 @@ class Zeros:
         """Nothing is mapped."""
 
 
-def in_fp8(model: Decoder, scale: float | None, head: bool) -> None:
-    """Every linear layer, the head if asked for: weights by channel, inputs by token, or with a
-    scale that is given, which layers side by side share."""
-    given = FP8 if scale is None else "E4M3_TENSOR_F32"
+def in_fp8(model: Decoder, scale: float | None, head: bool, form: str = FP8) -> None:
+    """Every linear layer, the head if asked for: weights by channel or in blocks, inputs by token
+    (and 128 columns), or with a scale that is given, which layers side by side share."""
+    given = INPUTS[form] if scale is None else "E4M3_TENSOR_F32"
     scales: dict[str, tg.Tensor] = {}
     made: dict[tuple[int, int], Zeros] = {}
     layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     for path, layer in layers:
         if head or path.rpartition(".")[2] != "head":
             size = (layer.out_features, layer.in_features)
-            zeros = made.setdefault(size, Zeros(format_of(FP8), *size))
+            zeros = made.setdefault(size, Zeros(format_of(form), *size))
             layer.weight.node = stored(zeros, layer.weight.dtype).node
             rounds = PackedLinear(layer, None, given, scale)
             near = path.rpartition(".")[0]
@@ -201,13 +202,14 @@ def step_schedule(
     scale: float | None = None,
     head: bool = False,
     kept: dtypes.DType = tg.bfloat16,
+    form: str = FP8,
     **sizes: Any,
 ) -> Schedule:
     """The Schedule of the engine's decode step, for an H200."""
     config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers, **sizes})
     model = Decoder(config, tg.bfloat16)
     if fp8:
-        in_fp8(model, scale, head)
+        in_fp8(model, scale, head, form)
     cache = nn.PagedCache(
         config.layers,
         4,
@@ -260,6 +262,7 @@ def test_launches_with_a_cache_of_8_bits(batch: int, kept: dtypes.DType) -> None
 
 
 FP8_LAUNCHES = {1: 9, 8: 9, 32: 10, 128: 10}  # of a layer
+BLOCK_LAUNCHES = {batch: count + 2 for batch, count in FP8_LAUNCHES.items()}
 
 
 @pytest.mark.parametrize("scale", [None, 0.01], ids=["by token", "given"])
@@ -271,6 +274,16 @@ def test_launches_of_a_layer_in_fp8(batch: int, scale: float | None) -> None:
     expected = FP8_LAUNCHES[batch] - (scale is not None)
     assert len(more) - len(some) == 2 * expected
     assert len(set(more)) == len(set(some)), "equal layers share their Programs"
+
+
+@pytest.mark.parametrize("batch", FP8_LAUNCHES)
+def test_launches_of_a_layer_in_blocks(batch: int) -> None:
+    """As in fp8, but that sums of rows for norms are launches of their own: q, k and v are one
+    product, and gate and up."""
+    some, more = (step_schedule(batch, n, True, form=BLOCKS) for n in (1, 2))
+    kinds = [k.kind for k in more.kernels]
+    assert kinds.count("dots") == kinds.count("gated") == 2
+    assert len(launches(more)) - len(launches(some)) == BLOCK_LAUNCHES[batch]
 
 
 @pytest.mark.parametrize("batch", FP8_LAUNCHES)
@@ -318,11 +331,11 @@ def results_of(body: Body) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("form", ["", FP8, BLOCKS], ids=["bf16", "fp8", "blocks"])
 @pytest.mark.parametrize("batch", [1, 8, 32, 128])
-def test_programs_fit_their_registers(batch: int, fp8: bool) -> None:
+def test_programs_fit_their_registers(batch: int, form: str) -> None:
     texts = {}
-    for kernel in step_schedule(batch, 2, fp8).kernels:
+    for kernel in step_schedule(batch, 2, bool(form), form=form).kernels:
         for one in kernel.steps:
             if isinstance(one, Launch) and one.body.name not in texts:
                 texts[one.body.name], _ = emit(one.body, "entry", H200)

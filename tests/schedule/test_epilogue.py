@@ -170,6 +170,22 @@ def test_what_many_read_is_stored_as_they_read_it() -> None:
     assert stored == {bfloat16}
 
 
+def test_a_product_is_stored_as_what_it_is_cast_to() -> None:
+    """A cast to fewer bits that is all that is read of a product, behind another shape too; not
+    where the product is an output itself."""
+    x, w = build.input_((64, 256), bfloat16), build.input_((256, 512), bfloat16)
+    wide = build.dot(x, w, ((), ()), ((1,), (0,)), float32)
+    narrow = build.cast(build.reshape(wide, (32, 2, 512)), bfloat16)
+    sums = build.sum_(build.cast(narrow, float32), 2)  # which no product's kernel adds up
+    made = build.unary(ops.exp, build.slice_axis(narrow, 1, 0, 1))
+    inputs, outputs = [x, w], [made, sums]
+    dots = [k for k in kernels(inputs, outputs) if k.kind == "dot"]
+    assert [node.dtype for k in dots for node in k.region[1]] == [bfloat16]
+    run(inputs, outputs)
+    (kept,) = (k for k in kernels(inputs, [*outputs, wide]) if k.kind == "dot")
+    assert [node.dtype for node in kept.region[1]] == [float32]
+
+
 def heads(batch: int, count: int, tokens: int, size: int) -> tuple[list[Node], list[Node]]:
     """Heads side by side again, times weights."""
     x = build.input_((batch, count, tokens, size), bfloat16)

@@ -69,11 +69,17 @@ def parse_blocks(text: str) -> Blocks:
 ATTRIBUTE_PARSERS[KIND] = parse_blocks
 
 
+def parts_of(raw: Node, form: Format, rows: int, columns: int) -> tuple[Node, Node]:
+    """Codes (rows in whole blocks, columns) of stored weights, and scales of their blocks."""
+    codes, scale = build.items(ops.call(raw, callee=Blocks(form.name, rows, columns)))
+    return codes, scale
+
+
 def product_of(codes: Node, scale: Node, raw: Node, form: Format, rows: int) -> Node:
     """Codes (m, k) with scales (m, blocks) times the transpose of stored weights."""
-    stored, own = build.items(ops.call(raw, callee=Blocks(form.name, rows, codes.shape[1])))
+    stored, own = parts_of(raw, form, rows, codes.shape[1])
     weights = build.slice_axis(stored, 0, 0, rows)
     return ops.block_dot(codes, weights, scale, own, block=BLOCK, rows=BLOCK, dtype=float32)
 
 
-__all__ = ["KIND", "Blocks", "parse_blocks", "product_of"]
+__all__ = ["KIND", "Blocks", "parse_blocks", "parts_of", "product_of"]

@@ -23,6 +23,7 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..graph.unpack import encoded
 from ..ir.node import Node
+from ..ir.symbol import high
 from ..ir.types import product
 from ..kernels.matmul.plan import BLOCK
 from . import block_weights, sparse_weights
@@ -40,8 +41,8 @@ def why_not(dot: Node, target: Target) -> str:
     summed: dict[str, Any] = {"batch": ((), ()), "contract": last}
     if dot.op is ops.grouped_dot:
         x, summed = source_of_rows(x), {"axis": 2}
-        if form.sparse or form.grain.columns:
-            return "weights of groups are codes with one scale for each row"
+        if form.sparse or (form.grain.columns and weight.shape[1] % BLOCK):
+            return "weights of groups are codes with one scale for each row, or in whole blocks"
     if not plain(dot) and not (x.op is ops.unpack and x.inputs[0].op is ops.pack):
         return "its other operand is not rounded to a format"
     if any(dot.attrs[name] != value for name, value in summed.items()):
@@ -153,9 +154,17 @@ def of_group_codes(dot: Node, raw: Node, done: Mapping[Node, Node]) -> Node:
         way = build.reshape if node.op is ops.reshape else build.broadcast_to
         return way(below, (*node.shape[:-1], size))
 
-    fields, own = stored_fields(form, raw, columns), weight.shape[:-1]
-    scales = fields.get("scale", build.broadcast_to(build.constant(1.0, float32), own))
-    factors = build.cast(build.reshape(scales, own), float32)
+    if form.grain.columns:
+        codes, own = block_weights.parts_of(
+            raw, form, high(product(weight.shape[:-1])), high(columns)
+        )
+        operands = moved(x, columns, "codes"), build.reshape(codes, weight.shape)
+        scale = build.cast(moved(x, columns // BLOCK, "scale"), float32)
+        total = ops.grouped_dot(*operands, done[offsets], *lists, scale, own, **dot.attrs)
+        return build.cast(total, dot.dtype)
+    fields, shape = stored_fields(form, raw, columns), weight.shape[:-1]
+    scales = fields.get("scale", build.broadcast_to(build.constant(1.0, float32), shape))
+    factors = build.cast(build.reshape(scales, shape), float32)
     operands = moved(x, columns, "codes"), build.reshape(fields["codes"], weight.shape)
     total = ops.grouped_dot(*operands, done[offsets], *lists, factors, **dot.attrs)
     rows = {name: moved(x, 1, name) for name in given if name == "scale"}

@@ -315,10 +315,16 @@ def _route(inputs: list[Any], attrs: dict[str, Any]) -> Result:
 
 def _grouped_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     x, weights, offsets = inputs[:3]
-    factors = inputs[-1] if inputs[-1].dtype == np.float32 and len(inputs) > 3 else None
-    listed = inputs[3:] if factors is None else inputs[3:-1]
+    listed = [v for v in inputs[3:] if v.dtype != np.float32]
+    scales = inputs[3 + len(listed) :]
+    dtype, factors = (scales or [x])[0].dtype, scales[0] if len(scales) == 1 else None
+    wide = np.float64 if scales else _dot_dtype(*[BY_NUMPY[x.dtype]] * 3)
+    if len(scales) == 2:
+        (groups, rows, columns), (down, across) = weights.shape, scales[1].shape
+        grain = groups * rows // down, columns // across
+        x = _of_blocks(x, scales[0], (1, grain[1]))
+        weights = _of_blocks(weights.reshape(-1, columns), scales[1], grain).reshape(weights.shape)
     x = x[listed[1]] if len(listed) > 1 else x
-    wide = _dot_dtype(*[BY_NUMPY[x.dtype]] * 3) if factors is None else np.float64
     found = np.zeros((len(x), weights.shape[3 - attrs["axis"]]), wide)
     for group, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
         own = weights[group].astype(wide) if last > first else None
@@ -326,7 +332,7 @@ def _grouped_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
             own = own if attrs["axis"] == 1 else own.T
             found[first:last] = x[first:last].astype(wide) @ own
             found[first:last] *= 1 if factors is None else factors[group]
-    return narrow(found, x.dtype if factors is None else factors.dtype)
+    return narrow(found, dtype)
 
 
 def _grouped_outer(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
@@ -345,11 +351,16 @@ def _sparse_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     return narrow(x.astype(wide) @ weights.astype(wide).T, attrs["dtype"].numpy)
 
 
+def _of_blocks(codes: Ndarray, scale: Ndarray, grain: tuple[int, int]) -> Ndarray:
+    wide = scale.astype(np.float64)
+    for axis, count in enumerate(grain):
+        wide = np.repeat(wide, count, axis)
+    return codes.astype(np.float64) * wide[: codes.shape[0], : codes.shape[1]]
+
+
 def _block_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
-    (x, weights), block = inputs[:2], attrs["block"]
-    wide = [np.repeat(s.astype(np.float64), block, axis=1)[:, : x.shape[1]] for s in inputs[2:]]
-    wide[1] = np.repeat(wide[1], attrs["rows"], axis=0)[: len(weights)]
-    left, right = (v.astype(np.float64) * s for v, s in zip((x, weights), wide))
+    grains = (1, attrs["block"]), (attrs["rows"], attrs["block"])
+    left, right = map(_of_blocks, inputs[:2], inputs[2:], grains)
     return narrow(left @ right.T, attrs["dtype"].numpy)
 
 

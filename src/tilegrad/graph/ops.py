@@ -596,32 +596,41 @@ def _grouped_dot(
 ) -> Type:
     if len(x.shape) != 2 or len(weights.shape) != 3 or axis not in (1, 2):
         raise _fail("grouped_dot", f"{x.type} and axis {axis} of {weights.type}")
-    scaled = bool(listed) and listed[-1].dtype is float32
-    summed = x.dtype.is_float or (scaled and x.dtype is int8)
+    scales = tuple([n for n in listed if n.dtype is float32])
+    summed = x.dtype.is_float or (len(scales) == 1 and x.dtype is int8)
     if x.shape[1] != weights.shape[axis] or x.dtype is not weights.dtype or not summed:
         raise _fail("grouped_dot", f"{x.type} meets axis {axis} of {weights.type}")
     _offsets("grouped_dot", offsets, weights.shape[0])
-    columns, dtype = weights.shape[3 - axis], x.dtype
-    if scaled:
-        listed, factors = listed[:-1], listed[-1]
-        dtype = factors.dtype
-        if factors.shape != (weights.shape[0], columns):
-            raise _fail("grouped_dot", f"{factors.type} are no factors of {weights.type}")
+    listed = listed[: len(listed) - len(scales)]
+    if not _scales_fit(x, weights, scales, axis):
+        found = [n.type for n in scales]
+        raise _fail("grouped_dot", f"{found} are no factors of {x.type} and {weights.type}")
     fits = all(n.dtype is int32 and len(n.shape) == r for n, r in zip(listed, (2, 1)))
     if not fits or len(listed) > 2 or bool(block) != bool(listed):
         raise _fail("grouped_dot", f"{[n.type for n in listed]} is no list of blocks of {block}")
     rows = listed[1].shape[0] if len(listed) > 1 else x.shape[0]
-    return Array((rows, columns), dtype)
+    return Array((rows, weights.shape[3 - axis]), float32 if scales else x.dtype)
 
 
-def group_factors(node: Node) -> Node | None:
-    """The factors (groups, columns) of a grouped product, where it has some."""
-    return node.inputs[-1] if node.inputs[-1].dtype is float32 else None
+def _scales_fit(x: Node, weights: Node, scales: tuple[Node, ...], axis: int) -> bool:
+    """Whether there are factors of columns, scales of blocks along the last axes, or none."""
+    if len(scales) < 2:
+        return all(s.shape == (weights.shape[0], weights.shape[3 - axis]) for s in scales)
+    (groups, rows, columns), (left, right) = weights.shape, (s.shape for s in scales)
+    if len(scales) > 2 or axis != 2 or not len(left) == len(right) == 2 or 0 in (*left, *right):
+        return False
+    whole = not (columns % right[1] or right[0] % groups or groups * rows % right[0])
+    return left == (x.shape[0], right[1]) and whole
+
+
+def group_scales(node: Node) -> tuple[Node, ...]:
+    """The factors (groups, columns) of a grouped product, or the scales of its blocks; or none."""
+    return tuple([n for n in node.inputs[3:] if n.dtype is float32])
 
 
 def group_lists(node: Node) -> tuple[Node, ...]:
     """The list of blocks of a grouped product, and the row of x that each row is; or less."""
-    return node.inputs[3:] if group_factors(node) is None else node.inputs[3:-1]
+    return node.inputs[3 : len(node.inputs) - len(group_scales(node))]
 
 
 grouped_dot = Op(
@@ -634,7 +643,9 @@ grouped_dot = Op(
     "summed over `axis` of the weights (1 or 2). offsets rise from 0 to the number of rows. A pass "
     "adds a list of blocks of `block` rows (else 0), which says the same as the offsets, and after "
     "it the row of x that each row is; factors (groups, columns) in float32 may come last: sums "
-    "are times those of their group, and float32. int8 has factors, and exact sums",
+    "are times those of their group, and float32. int8 has factors, and exact sums. Or there come "
+    "last scales of blocks: (rows of x, blocks of k), and of the weights (blocks of the rows of "
+    "all groups, blocks of k), as of block_dot",
 )
 
 

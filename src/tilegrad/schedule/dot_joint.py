@@ -19,17 +19,17 @@ from typing import Any
 from ..core.config import invariant
 from ..core.target import Target
 from ..graph import ops
+from ..graph.blocks import scales_of
 from ..ir.node import Node
 from ..ir.symbol import Size, high
-from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import FITTED, ranked
+from ..kernels.matmul.plan import BLOCK, FITTED, ranked
 from ..kernels.matmul.shape import Operands
 from ..kernels.matmul.table import PLAIN
-from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
+from ..kernels.matmul.wide_grouped import choose_grouped
 from .access import base_of
-from .dot_wide import FEW_TOKENS, WideDot, accepts, laid
+from .dot_wide import FEW_TOKENS, KINDS, WideDot, accepts, laid
 from .family import Bodies, Family, Offer, Offers
 from .fuse import Fuser
 from .lowering import Lowering
@@ -205,10 +205,14 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
     if len(every) < len(parts):
         return None
     first, results = every[0], {o.result for o in every}
-    if first.sparse or first.scaled or (not gated if first.block else first.batch != 1):
+    if first.sparse or (not gated if first.block else first.batch != 1):
         return None
-    row_groups = {(*p.dot.inputs[2:3], *ops.group_lists(p.dot)) for p in parts}  # ends, their list
-    if any(p.left != parts[0].left for p in parts) or len(row_groups) > 1:
+    if first.scaled and first.block * len(parts) > BLOCK:
+        return None  # registers do not hold their sums twice
+    more = {  # ends, their list, scales of the tokens
+        (*p.dot.inputs[2:3], *ops.group_lists(p.dot), *scales_of(p.dot)[:1]) for p in parts
+    }
+    if any(p.left != parts[0].left for p in parts) or len(more) > 1:
         return None
     if any(replace(o, n=first.n, result=first.result) != first for o in every):
         return None
@@ -247,7 +251,7 @@ class JointDot(WideDot):
     def matmul(self, x: Operands) -> Any:
         """The joint kernel over this Region's parameters."""
         results = [w.result for w in self.written]
-        return (GroupedJoint if x.block else JointMatmul)(
+        return KINDS[bool(x.block), x.scaled][1](
             x,
             self.plan,
             self.b,

@@ -20,10 +20,12 @@ from .. import tile
 from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int8, int32
 from ..graph import ops
+from ..graph.blocks import grain_of, scales_of
 from ..ir.node import Node, topological, walk
 from ..ir.symbol import Size, high, loop_index, power_of_two
 from ..ir.types import Shape
 from ..kernels.grouped import COLUMNS
+from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import LONG, GroupedMatvec, Matvec, MatvecPlan, line_of
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
@@ -32,8 +34,15 @@ from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_sta
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
-from ..kernels.matmul.wide_blocks import BlockMatmul
-from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
+from ..kernels.matmul.wide_blocks import BlockJoint, BlockMatmul, Promoting
+from ..kernels.matmul.wide_grouped import (
+    GroupedBlockJoint,
+    GroupedBlocks,
+    GroupedJoint,
+    GroupedMatmul,
+    Grouping,
+    choose_grouped,
+)
 from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
 from . import sheet as parameters
 from .access import MOVEMENT, Index, base_of, offset_of, reads_below, unravel
@@ -48,6 +57,12 @@ FEW_TOKENS = 128  # tokens
 LONE = 16  # tokens of which a piece is exchanged beside a ring that fills shared memory
 SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
+KINDS: dict[tuple[bool, bool], tuple[Any, Any]] = {  # (groups, blocks): of one weight, of several
+    (False, False): (WideMatmul, JointMatmul),
+    (False, True): (BlockMatmul, BlockJoint),
+    (True, False): (GroupedMatmul, GroupedJoint),
+    (True, True): (GroupedBlocks, GroupedBlockJoint),
+}
 
 
 class WideDot:
@@ -149,7 +164,7 @@ class WideDot:
         p = self.problem
         batch, m, k, n = p.sizes
         block = self.dot.attrs.get("block", 0) if p.grouped else 0
-        sparse, scaled = (self.dot.op is op for op in (ops.sparse_dot, ops.block_dot))
+        sparse, scaled = self.dot.op is ops.sparse_dot, bool(scales_of(self.dot))
         if (p.grouped and not block) or (
             (p.grouped or sparse or scaled) and (self.block_sums or self.wholes)
         ):
@@ -194,17 +209,20 @@ class WideDot:
         if self.dot.op is ops.sparse_dot:
             half = loop_index("k", high(p.sizes[2]) // 2)
             return matrix_of(stored, (n, half), (batch, half, n), self.reads)
-        right = stored if self.dot.op is ops.block_dot else p.b
+        right = stored if scales_of(self.dot) else p.b
         return matrix_of(right, p.index(B, batch, n, k), (batch, k, n), self.reads)
 
     def _scales(self) -> list[Matrix]:
         """How the scales of both operands of blocks lie; none where the kernel has other blocks."""
-        units = self.dot.attrs["block"] == self.dot.attrs["rows"] == BLOCK and self.asynchronous
-        found = []
-        for scale in self.dot.inputs[2:] if units else ():
+        units, found = grain_of(self.dot) == (BLOCK, BLOCK) and self.asynchronous, []
+        for scale in scales_of(self.dot) if units else ():
             at = [loop_index(name, size) for name, size in zip(("r", "b"), scale.shape)]
-            found.append(matrix_of(scale, tuple(at), (0, *at), self.reads, False))
-        return [lies for lies in found if lies is not None]
+            lies = matrix_of(scale, tuple(at), (0, *at), self.reads, False)
+            sizes = lies and zip(scale.shape, (lies.rows, lies.columns), (scale.shape[1], 1))
+            dense = sizes and all(size == 1 or step == own for size, step, own in sizes)
+            if lies and (dense or not self.problem.gathered):  # rows by number follow one another
+                found.append(lies)
+        return found
 
     def _epilogue_class(self) -> str:
         """What is done to the products on their way out, as PlanTables tell it apart."""
@@ -241,9 +259,7 @@ class WideDot:
         known = {*self.reads, *self.region.values[:1]}
         costly = instructions(self.stored, known, self.region.rounded) > COSTLY
         self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
-        kinds = [(x.block, GroupedMatmul), (x.sparse, SparseMatmul), (x.scaled, BlockMatmul)]
-        kind = next((kind for fits, kind in kinds if fits), WideMatmul)
-        return kind(
+        return (SparseMatmul if x.sparse else KINDS[bool(x.block), x.scaled][0])(
             x,
             plan,
             *given,
@@ -258,9 +274,10 @@ class WideDot:
         more = self.dot.inputs[2:]
         if isinstance(kernel, SparseMatmul):
             kernel.words = self.given(more[0], more[0].shape[1], 1)
-        if isinstance(kernel, BlockMatmul):
-            lies = zip(more, self.scales)
-            kernel.scales = [self.given(scale, x.rows, x.columns) for scale, x in lies]
+        if isinstance(kernel, Promoting):
+            lies = [[*zip(scales_of(p.dot), p.scales)] for p in self.parts]
+            found = [lies[0][0], *(own for _, own in lies)]
+            kernel.scales = [self.given(scale, x.rows, x.columns) for scale, x in found]
         if isinstance(kernel, (Grouping, GroupedMatvec)):
             lists = zip(ops.group_lists(self.dot), ((COLUMNS, 1), (1,)))
             kernel.blocks, *kernel.sources = [self.given(n, *strides) for n, strides in lists]

@@ -45,7 +45,8 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node], has_thread
     values: set[Node] = set(arguments) | set(results)
     extents = Extents(values, has_threads)
     for node in order:
-        if node not in values and _is_value(node, readers, values):
+        found = _is_value(node, readers, values) or _narrows(node, readers, results)
+        if node not in values and found:
             values.add(node)
         extents.note(node)
     for node in order:
@@ -74,6 +75,17 @@ def _is_value(node: Node, readers: Readers, values: set[Node]) -> bool:
     if node.op in MOVEMENT or node.op in (ops.constant, ops.iota, ops.size):
         return False
     return _wanted(node, readers, values)
+
+
+def _narrows(node: Node, readers: Readers, results: Sequence[Node]) -> bool:
+    """Whether a cast to a float of fewer bits is all that is read of a product: it is stored."""
+    if node.op is not ops.cast or not node.dtype.is_float or node.dtype.bits < 16:
+        return False
+    below = node.inputs[0]
+    while below.op is ops.reshape and len(readers[below]) == 1:
+        below = below.inputs[0]
+    alone = len(readers[below]) == 1 and below not in results
+    return alone and below.op in PRODUCTS and node.dtype.bits < below.dtype.bits
 
 
 _READS_STORED = ("control", "call", "attention")  # categories of ops

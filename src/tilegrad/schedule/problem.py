@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..core.dtype import int64
 from ..graph import build, ops
-from ..graph.blocks import operand_of
+from ..graph.blocks import operand_of, scales_of
 from ..graph.sparse import weights_of
 from ..ir.node import Node
 from ..ir.symbol import (
@@ -134,8 +134,10 @@ class Grouped(OfMatrices):
         self.node, self.k_last = node, node.attrs["axis"] == 2
         self.source, self.b, self.offsets = node.inputs[:3]
         rows = ops.group_lists(node)[1:]  # of the source, where they are not its own
-        self.gathered = bool(rows)
-        self.a = build.gather(self.source, rows, [0]) if rows else self.source
+        self.gathered, self.a = bool(rows), self.source
+        if scales_of(node):
+            self.a, self.b = (operand_of(node, side) for side in range(2))
+        self.a = build.gather(self.a, rows, [0]) if rows else self.a
         self.sizes = (self.b.shape[0], *self.a.shape, node.shape[1])
         self.stop: Size = self.sizes[1]
 
@@ -151,10 +153,10 @@ class Grouped(OfMatrices):
 
     def scaled(self, e: Evaluator, sums: Node, batch: Size, n: Size) -> Node:
         """Those of the group."""
-        factors = ops.group_factors(self.node)
-        if factors is None:
+        factors = ops.group_scales(self.node)
+        if len(factors) != 1:
             return sums
-        return e.body.apply("multiply", sums, e.value(factors, (batch, n)))
+        return e.body.apply("multiply", sums, e.value(factors[0], (batch, n)))
 
     @property
     def end(self) -> Size:

@@ -25,7 +25,7 @@ from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_cou
 
 SPAN_BYTES = 128  # of a swizzled row
 BLOCK = 128  # columns of k, and rows of weights, that have one scale
-BLOCK_WIDE = {1: 128, 2: 128, 3: 128, 4: 32}  # columns of promoted sums, by consumers
+BLOCK_WIDE = {1: 128, 2: 128, 3: 128, 4: 32}  # columns of all promoted sums, by consumers
 BLOCK_SECONDS = 2.45e-7  # of adding a block's sums to a total, and of waiting for them
 BLOCK_SHARE = 1.14  # of the products' time, where others multiply meanwhile
 BLOCK_SCALES = 4.4e-9  # of a column of tokens: each thread of a consumer loads scales of a fourth
@@ -103,8 +103,9 @@ def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
 
 def in_blocks(x: Operands, plan: WidePlan) -> bool:
     """Whether registers hold sums twice, and a consumer's weights have one scale a step."""
-    tm, tn, tk = plan.tile
-    return (x.turned or BLOCK % tn == 0) and tk == BLOCK and tn <= BLOCK_WIDE[tm // 64]
+    rows, columns = x.span(plan.tile)
+    whole = (x.turned or BLOCK % columns == 0) and plan.tile[2] == BLOCK
+    return whole and x.products * columns <= BLOCK_WIDE[rows // 64]
 
 
 def depth_of(x: Operands, rows: int) -> int:
@@ -279,9 +280,9 @@ def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float
 
 def promoted(x: Operands, plan: WidePlan, turned: bool, seconds: float) -> float:
     """Seconds of a step's products, where each consumer adds its sums before it goes on."""
-    tm, tn, _ = plan.tile
-    loads = tm / 64 * tn * BLOCK_SCALES if turned else 0.0
-    own = 64 * seconds / tm + BLOCK_SECONDS
+    rows, columns = (transposed(x) if turned else x).span(plan.tile)
+    loads = rows / 64 * columns * BLOCK_SCALES if turned else 0.0
+    own = 64 * seconds / rows + BLOCK_SECONDS
     return max(BLOCK_SHARE * seconds, own, loads) if x.scaled else seconds
 
 

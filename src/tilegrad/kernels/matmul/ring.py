@@ -47,6 +47,15 @@ def held_as(value: Any, sums: Any) -> Any:
     return tile.where(tile.full(value.shape, False, bool_), held, value)
 
 
+def read_sums(totals: Sequence[Any], products: int) -> list[Any]:
+    """The sums of each product, of places of their own or side by side in one."""
+    sums = [tile.read(total) for total in totals]
+    if len(sums) == products:
+        return sums
+    (whole,), wide = sums, totals[0].shape[1] // products
+    return [whole[:, i * wide : (i + 1) * wide] for i in range(products)]
+
+
 class Moving:
     """The part of a WideMatmul that moves tiles; see there for what it is made of."""
 
@@ -231,10 +240,7 @@ class Moving:
     def write(self, own: int, count: Any, totals: Sequence[Any]) -> None:
         """Bring a finished tile out."""
         where = self.corner(self.program + count * self.clusters)
-        sums = [tile.read(total) for total in totals]
-        if self.joined:
-            (whole,), wide = sums, self.span[1]
-            sums = [whole[:, i * wide : (i + 1) * wide] for i in range(self.products)]
+        sums = read_sums(totals, self.products)
         if self.plan.split > 1:
             sums = self.gather(own, sums, self.span[1] // self.plan.split)
         self.write_sums(own, count, where, sums)

@@ -43,6 +43,12 @@ from .shape import (
 SMALL = 96  # columns of sums that take few registers
 
 
+def accumulators(kernel: Moving, joined: bool) -> list[Any]:
+    """Places for the sums of a consumer's products: one for each, or for all side by side."""
+    many, wide = (1, kernel.products) if joined else (kernel.products, 1)
+    return [tile.register((64, wide * kernel.span[1]), kernel.x.sums) for _ in range(many)]
+
+
 class WideMatmul(Moving):
     """Writes one Body."""
 
@@ -186,8 +192,7 @@ class WideMatmul(Moving):
             tile.grid_launch_dependents()
         self.count()
         self.begin(own)
-        many, wide = (1, self.products) if self.joined else (self.products, 1)
-        totals = [tile.register((64, wide * self.span[1]), self.x.sums) for _ in range(many)]
+        totals = accumulators(self, self.joined and not self.x.scaled)
         for count in tile.range(self.mine):
             self.multiply(own, count, totals)
             self.write(own, count, totals)

@@ -27,6 +27,7 @@ from .plan import START_SECONDS, most_stages, transposed
 from .ring import Moving
 from .shape import Choice, Operands, WidePlan, box, positions
 from .wide import WideMatmul
+from .wide_blocks import BlockJoint, BlockMatmul
 
 MOST_STAGES = 24
 MOST_GATHERED = 16  # rows of all groups: brought one by one, more take longer than a launch
@@ -95,6 +96,14 @@ class GroupedMatmul(Grouping, WideMatmul):
 
 class GroupedJoint(Grouping, JointMatmul):
     """The same with several, of whose products the epilogue makes one."""
+
+
+class GroupedBlocks(Grouping, BlockMatmul):
+    """The product with one array of weights in blocks, of which groups have whole ones."""
+
+
+class GroupedBlockJoint(Grouping, BlockJoint):
+    """The same with several."""
 
 
 def choose_grouped(x: Operands, target: Target) -> Choice[WidePlan]:
