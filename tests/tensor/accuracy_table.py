@@ -518,8 +518,8 @@ def measure(
         if (strange & np.isnan(theirs)).any():  # or where its float64 has a value: gelu(inf)
             strange &= ~(np.isnan(theirs) & (got == run(row, torch, "float64", inputs)))
         bad = far | strange
-    if dtype == "bfloat16":  # x86's conversion to it (AVX512-BF16) makes zeros of float32's subnormal
-        # numbers, of which some would be rounded to the smallest normal one
+    if dtype == "bfloat16":  # x86's conversion to it (AVX512-BF16) makes zeros of subnormal numbers
+        # of float32, of which some would be rounded to the smallest normal one
         flushed = (got == 0) & (np.abs(theirs) <= SMALLEST_NORMAL)
         bad &= ~flushed
         mine = np.where(flushed, 0.0, mine) if mine.shape == got.shape else mine
