@@ -54,6 +54,10 @@ EXAMPLES = {
         f(1, 1, 3, 4),
         {"mask": build.less_equal(*[build.iota_along((1, 1, 3, 3), axis) for axis in (3, 2)])},
         scale=1.0,
+        band=(None, None),
+        softcap=0.0,
+        dropout=0.0,
+        orders=("bhtd",) * 4,
     )[0],
 }
 

@@ -50,13 +50,19 @@ def inputs(sizes: tuple[int, ...], dtype: Any, orders: Any = None) -> list[np.nd
     return found
 
 
+def attend(q: Node, k: Node, v: Node, more: Any = (), **attrs: Any) -> list[Node]:
+    """(out, lse) of an attention Node; attrs that are not given are the usual ones."""
+    usual = {"band": PLAIN, "softcap": 0.0, "dropout": 0.0, "orders": ("bhtd",) * 4}
+    return attention(q, k, v, dict(more), **{**usual, **attrs})
+
+
 def graph(
     values: list[np.ndarray], more: dict[str, np.ndarray], **options: Any
 ) -> tuple[list[Node], list[Node]]:
     """Inputs and (out, lse)."""
     nodes = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in (*values, *more.values())]
     options.setdefault("scale", values[0].shape[-1] ** -0.5)
-    return nodes, list(attention(*nodes[:3], dict(zip(more, nodes[3:])), **options))
+    return nodes, list(attend(*nodes[:3], dict(zip(more, nodes[3:])), **options))
 
 
 def kinds(schedule: Schedule) -> list[str]:
@@ -244,7 +250,7 @@ def test_decode_of_arrays_asks_for_keys_alone(key_heads: int, dtype: Any) -> Non
     """Every line of the keys of a square; values are a stream that machines bring unasked."""
     shapes = [(8, heads, tokens, 128) for heads, tokens in ((32, 1), *[(key_heads, 4096)] * 2)]
     nodes = [build.input_(shape, BY_NUMPY[np.dtype(dtype)]) for shape in shapes]
-    outputs = [attention(*nodes, scale=0.25)[0]]
+    outputs = [attend(*nodes, scale=0.25)[0]]
     (kernel,) = schedule_for(nodes, outputs, AVX512.with_cores(8)).kernels
     body = kernel.steps[0].body
 
@@ -260,7 +266,7 @@ def test_sizes_known_at_run_time() -> None:
     tokens, keys = symbol("tokens", 1, 200), symbol("keys", 1, 300)
     shapes = [(1, 2, tokens, 16), (1, 2, keys, 16), (1, 2, keys, 16)]
     nodes = [build.input_(s, BY_NUMPY[np.dtype(np.float32)]) for s in shapes]
-    outputs = list(attention(*nodes, scale=0.25, band=(None, keys - tokens)))
+    outputs = list(attend(*nodes, scale=0.25, band=(None, keys - tokens)))
     assert kinds(schedule_for(nodes, outputs, host())) == ["attention"]
     executable = compile_for(nodes, outputs, host())
     for tq, tk in ((1, 1), (130, 270), (200, 300), (37, 38)):
@@ -274,9 +280,9 @@ def test_sizes_known_at_run_time() -> None:
 def test_memory_grows_with_tokens() -> None:
     """Neither the arena nor a worker's scratch holds scores of all keys and queries."""
     nodes = [build.input_((1, 8, 4096, 64), BY_NUMPY[np.dtype(np.float32)]) for _ in range(3)]
-    schedule = schedule_for(nodes, [attention(*nodes, scale=0.125)[0]], host())
+    schedule = schedule_for(nodes, [attend(*nodes, scale=0.125)[0]], host())
     assert schedule.arena_bytes == 0
-    executable = compile_for(nodes, [attention(*nodes, scale=0.125)[0]], host())
+    executable = compile_for(nodes, [attend(*nodes, scale=0.125)[0]], host())
     assert executable.recipe.scratch_bytes < 1 << 20
 
 
