@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import sys
+import time
 
 import pytest
 from aiohttp import web
@@ -245,3 +247,21 @@ def test_draining(tiny_path, tmp_path):
         status, answer = slow.result(LONG)
         assert status == 200 and drained.result(LONG) is True
         assert answer["choices"][0]["message"]["content"] == LETTERS[:30]
+
+
+def test_an_engine_that_is_being_opened_is_ended_at_once():
+    """Ctrl-C at a terminal is the server's: the engine is in a session of its own."""
+
+    async def ended():
+        command = (sys.executable, "-c", "import time; time.sleep(600)")
+        engine = supervise.Supervisor({}, command=command)
+        engine.start()
+        while engine._process is None:
+            await asyncio.sleep(0.01)
+        process = engine._process
+        assert os.getsid(process.pid) == process.pid
+        begun = time.monotonic()
+        await engine.close()
+        assert process.returncode == -signal.SIGKILL and time.monotonic() - begun < 1.5
+
+    asyncio.run(ended())

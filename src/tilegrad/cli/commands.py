@@ -29,6 +29,7 @@ from . import (
 )
 from .flags import App, Commands, WithDefault
 from .progress import Bars
+from .terminal import INTERRUPTED
 
 app = App(
     cls=Commands,
@@ -94,7 +95,9 @@ def demo(
     from ..train.demo import run_demo
 
     with Bars() as bars:
-        run_demo(steps, seconds, seed, bars.put, bars.stage)
+        made = run_demo(steps, seconds, seed, bars.put, bars.stage)
+    if made.history.stopped:
+        raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
