@@ -42,7 +42,9 @@ def main() -> None:
         status(f"error: {error_text(error)}")
         sys.exit(1)
     except OSError as error:  # a disk, a pipe
-        status(f"error: {error}")
+        status(
+            f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}"
+        )
         sys.exit(1)
     except Exception as error:
         if config().log_level == "debug":

@@ -9,7 +9,6 @@ ours.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from ..core.errors import PACKAGE, InternalError, Location, TilegradError, UserError
+from ..core.errors import PACKAGE, InternalError, Location, TilegradError, UserError, meant
 
 ARGUMENT = re.compile(r"(\w+)\[([\d,\s]*)\]")
 FUNCTION = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d]\w*\Z", re.DOTALL)
@@ -43,13 +42,12 @@ def function_of(text: str, op: str) -> Callable[..., Any]:
     found = getattr(module, name, module)
     if callable(found):
         return found
-    near = difflib.get_close_matches(name, names, 1)
     raise UserError(
         f"no such function in {where}" if found is module else f"{name} is no function",
         op=op,
         expected=f"one of {', '.join(names[:20])}" if names else EXPECTED,
         got=name if found is module else type(found).__name__,
-        hint=f"did you mean {where}:{near[0]}?" if near and near[0] != name else None,
+        hint=meant(f"{where}:{name}", [f"{where}:{n}" for n in names]) if found is module else None,
     )
 
 
