@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import json
+import logging
 import os
 import signal
 import socket
@@ -75,6 +76,41 @@ def test_a_client_that_does_not_read(tiny_path, monkeypatch, blocks):
             raise ConnectionResetError  # ended without an end
         link.close()
         assert server.server.metrics.finished["abort"] > 0
+
+
+BROKEN = [
+    (b"GARBAGE\r\n\r\n", b" 400 "),
+    (b"GET / HTTP/9.9\r\n\r\n", b" 400 "),
+    (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b" 400 "),
+    (b"POST PATH HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", b" 400 "),
+    (
+        b"POST PATH HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b" 400 ",
+    ),
+    (
+        b"POST PATH HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
+        b"Content-Length: 20\r\n\r\n" + b"not of that encoding",
+        b"the body cannot be read",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "said"), BROKEN)
+@pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
+def test_bytes_that_are_no_request(scripted, caplog, data, said, level):
+    """The client is told; nobody can fill the log with tracebacks."""
+    caplog.set_level(level, "tilegrad.serve")
+    link = socket.create_connection(("127.0.0.1", scripted.port), LONG)
+    link.sendall(data.replace(b"PATH", b"/v1/chat/completions"))
+    answer = b""
+    while said not in answer:
+        more = link.recv(4096)
+        assert more, answer
+        answer += more
+    link.close()
+    assert b" 500 " not in answer
+    assert scripted.chat("SAY hi")[0] == 200
+    assert not [one for one in caplog.records if one.exc_info or one.levelno > logging.INFO]
 
 
 def test_a_request_that_fails_fails_alone(scripted):
