@@ -157,7 +157,9 @@ def dtype_of(value: Any) -> DType:
             "unknown dtype",
             expected="one of " + ", ".join(BY_NAME),
             got=repr(value),
-            hint=meant(text, [*BY_NAME, *ALIASES]),
+            hint="empty(), zeros() and ones() take sizes"
+            if isinstance(value, int)
+            else meant(text, [*BY_NAME, *ALIASES]),
         ) from None
 
 
