@@ -145,6 +145,11 @@ def test_a_preset_is_a_chip_and_rows_are_whole_in_a_narrow_terminal(
     assert "\u2026" not in text and "$/M tokens" in text
 
 
+def test_no_chips_are_no_table() -> None:
+    code, text = compare("resnet-50", "--chips", " ,")
+    assert code == 1 and "no chips" in text
+
+
 def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
     plot = tmp_path / "new" / "x.svg"
     result = RUNNER.invoke(main.app, ["chip", "compare", "resnet-50", "--plot", str(plot)])

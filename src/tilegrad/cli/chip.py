@@ -73,6 +73,8 @@ def compare(
             check_place(path, "chip compare")
     sizes = Sizes(batch, tokens, context, dtype)
     names = [name.strip() for name in chips.split(",") if name.strip()]
+    if not names:
+        raise UserError("no chips", op="chip", expected="--chips NAME,NAME", got=repr(chips))
     given = _prices(price or [], names)
     known = {name: chip(name) for name in names}
     found = []
