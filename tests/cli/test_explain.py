@@ -104,6 +104,17 @@ def test_what_is_no_function_of_these(ask: Ask, name: str, words: list[str], sai
     assert found.exit_code == 1 and said in found.output, found.output
 
 
+@pytest.mark.parametrize(
+    ("level", "target", "status"),
+    [("ptx", "avx2", 1), ("llvm", "h200", 1), ("llvm", "avx2", 0), ("ptx", "h200", 0)],
+)
+def test_a_level_that_a_target_does_not_have(level: str, target: str, status: int) -> None:
+    words = ["explain", "tilegrad:sin", "float32[8]", "--level", level, "--target", target]
+    found = RUNNER.invoke(app, words)
+    assert found.exit_code == status, found.output
+    assert status == 0 or ("no text of this level" in found.output and level in found.output)
+
+
 def test_a_file_may_have_neighbours_and_dataclasses(ask: Ask) -> None:
     write("beside.py", "def twice(a):", "    return a * 2")
     write(

@@ -178,6 +178,8 @@ def test_a_chat_writes_its_answers_where_stdout_goes(
     ("words", "said"),
     [
         ("models >&-", "error: tilegrad: stdout is closed\n"),
+        ("cache >&-", "error: tilegrad: stdout is closed\n"),
+        ("explain tilegrad:sin 'float32[3]' >&-", "error: tilegrad: stdout is closed\n"),
         ("info no-such 2>&-", ""),
     ],
 )

@@ -29,7 +29,7 @@ from . import (
 )
 from .flags import App, Commands, WithDefault
 from .progress import Bars
-from .terminal import INTERRUPTED
+from .terminal import INTERRUPTED, put
 
 app = App(
     cls=Commands,
@@ -169,7 +169,7 @@ def cache_show() -> None:
     """Show where the cache is and how full."""
     from .doctor import cache_line
 
-    typer.echo(cache_line())
+    put(cache_line())
 
 
 @cache_app.command("clear")
@@ -180,7 +180,7 @@ def cache_clear() -> None:
     store = default_store()
     size = store.size()
     store.clear()
-    typer.echo(f"freed {size / 2**20:.1f} MiB")
+    put(f"freed {size / 2**20:.1f} MiB")
 
 
 __all__ = ["app"]

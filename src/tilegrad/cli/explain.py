@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from .program import argument_of, calling, function_of
+from .terminal import put
 
 
 def explain(
@@ -31,4 +32,4 @@ def explain(
     given = [argument_of(text, "explain") for text in arguments or ()]
     with calling(called, "explain"):
         found = explained(called, *given, level=level, without=without or (), target=target or None)
-    typer.echo(str(found), nl=False)
+    put(str(found))
