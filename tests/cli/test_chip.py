@@ -50,7 +50,7 @@ def test_a_plot_and_a_page_are_written(tmp_path: Path) -> None:
     )
     assert " - " not in row.rsplit("decode", 1)[1].rsplit(maxsplit=1)[0]  # it has a cost now
     assert plot.read_text().startswith("<svg") and page.read_text().startswith("<!doctype html>")
-    assert compare(*words, "--plot", str(tmp_path / "none" / "a.svg"))[0] == 1
+    assert compare(*words, "--plot", str(plot / "a.svg"))[0] == 1
     assert compare("smollm2-135m", "--price", "h200")[0] == 1
     assert compare("smollm2-135m", "--price", "tpu-v9=3")[0] == 1
 
@@ -145,8 +145,12 @@ def test_a_preset_is_a_chip_and_rows_are_whole_in_a_narrow_terminal(
     assert "\u2026" not in text and "$/M tokens" in text
 
 
-def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
-    result = RUNNER.invoke(
-        main.app, ["chip", "compare", "resnet-50", "--plot", str(tmp_path / "no" / "x.svg")]
-    )
-    assert result.exit_code == 1 and "no such folder" in result.output
+def test_no_chips_are_no_table() -> None:
+    code, text = compare("resnet-50", "--chips", " ,")
+    assert code == 1 and "no chips" in text
+
+
+def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
+    plot = tmp_path / "new" / "x.svg"
+    result = RUNNER.invoke(main.app, ["chip", "compare", "resnet-50", "--plot", str(plot)])
+    assert result.exit_code == 0 and plot.read_text().startswith("<svg")

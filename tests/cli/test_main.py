@@ -99,6 +99,43 @@ def test_an_error_ends_with_its_message(
     assert "error: demo: no\n  expected: this\n  got: that" in capsys.readouterr().err
 
 
+SLOW = """
+import os, signal, sys, threading
+class Slow:
+    def find_spec(self, name, *rest):
+        if name == {at!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Slow())
+from tilegrad_command import main
+sys.argv = ["tilegrad", "doctor"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "at", ["numpy._core.umath", "tilegrad.tensor", "tilegrad.cli.commands", "tilegrad.cli.doctor"]
+)
+def test_control_c_while_modules_are_imported(at: str) -> None:
+    found = subprocess.run(
+        ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", SLOW.format(at=at)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 130 and not found.stdout and "Traceback" not in found.stderr, found
+
+
+def test_control_c_in_a_demo_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from tilegrad.train import demo
+
+    for stopped, status in ((False, 0), (True, 130)):
+        made = SimpleNamespace(history=SimpleNamespace(stopped=stopped))
+        monkeypatch.setattr(demo, "run_demo", lambda *_, made=made: made)
+        assert RUNNER.invoke(main.app, ["demo"]).exit_code == status
+
+
 def test_demo() -> None:
     from tilegrad.train.demo import read_text, run_demo
 

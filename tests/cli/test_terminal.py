@@ -178,6 +178,8 @@ def test_a_chat_writes_its_answers_where_stdout_goes(
     ("words", "said"),
     [
         ("models >&-", "error: tilegrad: stdout is closed\n"),
+        ("cache >&-", "error: tilegrad: stdout is closed\n"),
+        ("explain tilegrad:sin 'float32[3]' >&-", "error: tilegrad: stdout is closed\n"),
         ("info no-such 2>&-", ""),
     ],
 )
@@ -191,6 +193,25 @@ def test_a_stream_that_is_closed(words: str, said: str, environment: dict[str, s
     )
     assert found.returncode == 1 and found.stdout == "", "what is for stderr is not put there"
     assert found.stderr.startswith(said) and bool(found.stderr) == bool(said)
+
+
+@pytest.mark.parametrize("stdin", ["<&-", "</dev/null", "0>/dev/null"])
+@pytest.mark.parametrize("command", ["chat", "run"])
+def test_a_stdin_that_nobody_writes(
+    command: str, stdin: str, tiny: Path, environment: dict[str, str]
+) -> None:
+    """Closed, ended, or not to be read (as nohup leaves it): a chat is over, a prompt whole."""
+    words = [command, str(tiny), *(["hi"] if command == "run" else []), "--max-tokens", "8"]
+    found = subprocess.run(
+        ["sh", "-c", f'"$@" --temperature 0 {stdin}', "sh", *COMMAND, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert found.returncode == 0 and "rror" not in found.stderr, found.stderr
+    assert bool(found.stdout) == (command == "run")
 
 
 # ---- progress ------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ def test_bad_sums_are_refused_and_change_nothing():
     [
         ("TILEGRAD_THREADS", "0"),
         ("TILEGRAD_THREADS", "many"),
+        ("TILEGRAD_THREADS", "1025"),
         ("TILEGRAD_CACHE_MB", "-1"),
         ("TILEGRAD_LOG", "loud"),
         ("TILEGRAD_VERIFY", "maybe"),

@@ -166,6 +166,12 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
     assert other.read_text() == '{"a": 1}\n'
     with pytest.raises(UserError, match="cannot be written"):
         Answered(tmp_path / "no" / "such").__enter__()
+    mine = tmp_path / "mine"
+    for text in ("one line of mine", '{"custom_id": "a", "prompt": "x"}\n', '{"custom_id": "a"'):
+        mine.write_text(text)  # requests too: IN for OUT
+        with pytest.raises(UserError, match="line 1 is no answer of a batch"):
+            Answered(mine)
+        assert mine.read_text() == text, "nothing of it is cut off"
 
 
 def test_the_command(tiny_path: Path, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 import asyncio
 import concurrent.futures
 import json
+import logging
 import os
 import signal
 import socket
+import sys
+import time
 
 import pytest
 from aiohttp import web
@@ -73,6 +76,41 @@ def test_a_client_that_does_not_read(tiny_path, monkeypatch, blocks):
             raise ConnectionResetError  # ended without an end
         link.close()
         assert server.server.metrics.finished["abort"] > 0
+
+
+BROKEN = [
+    (b"GARBAGE\r\n\r\n", b" 400 "),
+    (b"GET / HTTP/9.9\r\n\r\n", b" 400 "),
+    (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b" 400 "),
+    (b"POST PATH HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", b" 400 "),
+    (
+        b"POST PATH HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b" 400 ",
+    ),
+    (
+        b"POST PATH HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
+        b"Content-Length: 20\r\n\r\n" + b"not of that encoding",
+        b"the body cannot be read",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "said"), BROKEN)
+@pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
+def test_bytes_that_are_no_request(scripted, caplog, data, said, level):
+    """The client is told; nobody can fill the log with tracebacks."""
+    caplog.set_level(level, "tilegrad.serve")
+    link = socket.create_connection(("127.0.0.1", scripted.port), LONG)
+    link.sendall(data.replace(b"PATH", b"/v1/chat/completions"))
+    answer = b""
+    while said not in answer:
+        more = link.recv(4096)
+        assert more, answer
+        answer += more
+    link.close()
+    assert b" 500 " not in answer
+    assert scripted.chat("SAY hi")[0] == 200
+    assert not [one for one in caplog.records if one.exc_info or one.levelno > logging.INFO]
 
 
 def test_a_request_that_fails_fails_alone(scripted):
@@ -245,3 +283,21 @@ def test_draining(tiny_path, tmp_path):
         status, answer = slow.result(LONG)
         assert status == 200 and drained.result(LONG) is True
         assert answer["choices"][0]["message"]["content"] == LETTERS[:30]
+
+
+def test_an_engine_that_is_being_opened_is_ended_at_once():
+    """Ctrl-C at a terminal is the server's: the engine is in a session of its own."""
+
+    async def ended():
+        command = (sys.executable, "-c", "import time; time.sleep(600)")
+        engine = supervise.Supervisor({}, command=command)
+        engine.start()
+        while engine._process is None:
+            await asyncio.sleep(0.01)
+        process = engine._process
+        assert os.getsid(process.pid) == process.pid
+        begun = time.monotonic()
+        await engine.close()
+        assert process.returncode == -signal.SIGKILL and time.monotonic() - begun < 1.5
+
+    asyncio.run(ended())

@@ -64,6 +64,19 @@ def test_interrupt_stops_between_steps(no_gc: None) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_interrupt_before_anything_is_kept_ends_it_at_once(no_gc: None) -> None:
+    model = nn.Linear(2, 1)
+    before = signal.getsignal(signal.SIGINT)
+
+    def first(number: int) -> Iterator[tuple]:
+        signal.raise_signal(signal.SIGINT)
+        yield from batches(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        train.train(model, train.SGD(model.parameters()), first(3), loss)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_no_batches() -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(UserError, match="nothing was trained"):

@@ -19,6 +19,7 @@ import numpy as np
 import typer
 
 from ..core.errors import UserError
+from ..core.place import check_place
 from ..serve.engine.roofline import BUSY, Others
 from . import options
 from .info import needs_of
@@ -59,6 +60,8 @@ def bench(
     as_json: options.Json = False,
 ) -> None:
     """Measure tokens a second of prompts and of answers, and the share of the memory's speed."""
+    if profile is not None:
+        check_place(profile, "bench")
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads)
         chosen |= options.given(quantization=quantization, kv_cache_dtype=kv_cache_dtype)

@@ -23,7 +23,7 @@ from . import options
 from .opening import context_of, has_template, open_llm
 from .progress import Bars
 from .run import stats_line
-from .terminal import Answers, error_text, is_terminal, status
+from .terminal import Answers, error_text, is_terminal, readable_stdin, status
 
 Read = Callable[[str], "str | None"]
 MARK = ">>> "
@@ -131,7 +131,8 @@ def plain_line(mark: str) -> str | None:
     """A line of stdin, None at its end; no marks where nobody types."""
     if is_terminal(sys.stdin):
         print(mark, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
+    stream = readable_stdin()
+    line = "" if stream is None else stream.readline()
     return line.rstrip("\n") if line else None
 
 

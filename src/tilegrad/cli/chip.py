@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UserError
+from ..core.place import check_place
 from . import options
-from .chip_explore import check_place, explore, map_model, put_table, save, table_console
+from .chip_explore import explore, map_model, put_table, save, table_console
 from .flags import App
 from .progress import Bars
 from .synth import synth
@@ -68,9 +69,12 @@ def compare(
     from ..chip.catalogue.picture import plotted
 
     for path in (plot, page):
-        check_place(path)
+        if path is not None:
+            check_place(path, "chip compare")
     sizes = Sizes(batch, tokens, context, dtype)
     names = [name.strip() for name in chips.split(",") if name.strip()]
+    if not names:
+        raise UserError("no chips", op="chip", expected="--chips NAME,NAME", got=repr(chips))
     given = _prices(price or [], names)
     known = {name: chip(name) for name in names}
     found = []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UserError
+from ..core.place import check_place
 from . import options
 from .progress import Bars
 from .terminal import is_terminal, put
@@ -40,15 +41,10 @@ def put_table(table: Any) -> None:
     Console(highlight=False, width=WIDE).print(table)
 
 
-def check_place(path: Path | None) -> None:
-    """An error before anything is computed where a file could not be written."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UserError(f"{path}: cannot be written: no such folder", op="chip")
-
-
 def save(path: Path, text: str) -> None:
     """Write a file."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}", op="chip") from None
@@ -257,7 +253,8 @@ def explore(
     from ..core.parameter_file import read_parameters
     from ..targets.npu.parameters import chip_of
 
-    check_place(plot)
+    if plot is not None:
+        check_place(plot, "chip explore")
     default = ["dataflow=ws,os,is"] if array else list(VARY)
     fields = dict(_varied(text) for text in vary or default)
     work = network(model, batch=batch)
@@ -324,4 +321,4 @@ def _show_front(found: Explored, title: str, every: bool) -> None:
         console.print(f"... {len(found.refused)} left out in all")
 
 
-__all__ = ["check_place", "explore", "map_model", "put_table", "save", "table_console"]
+__all__ = ["explore", "map_model", "put_table", "save", "table_console"]

@@ -29,6 +29,7 @@ from . import (
 )
 from .flags import App, Commands, WithDefault
 from .progress import Bars
+from .terminal import INTERRUPTED, put
 
 app = App(
     cls=Commands,
@@ -94,7 +95,9 @@ def demo(
     from ..train.demo import run_demo
 
     with Bars() as bars:
-        run_demo(steps, seconds, seed, bars.put, bars.stage)
+        made = run_demo(steps, seconds, seed, bars.put, bars.stage)
+    if made.history.stopped:
+        raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
@@ -166,7 +169,7 @@ def cache_show() -> None:
     """Show where the cache is and how full."""
     from .doctor import cache_line
 
-    typer.echo(cache_line())
+    put(cache_line())
 
 
 @cache_app.command("clear")
@@ -177,7 +180,7 @@ def cache_clear() -> None:
     store = default_store()
     size = store.size()
     store.clear()
-    typer.echo(f"freed {size / 2**20:.1f} MiB")
+    put(f"freed {size / 2**20:.1f} MiB")
 
 
 __all__ = ["app"]

@@ -7,17 +7,14 @@ by dtype and shape, as "float32[256,256]". Invariant: a folder is a whole bundle
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
 
 from . import options
-from .explain import argument_of, function_of
+from .program import FUNCTION, argument_of, calling, function_of
 from .progress import Bars
 from .terminal import status
-
-FUNCTION = re.compile(r"[\w./-]+:\w+\Z")
 
 
 def compile_(
@@ -60,8 +57,10 @@ def compile_(
         from ..tensor.jit import jit
         from ..tensor.tensor import no_grad
 
-        with no_grad(), record() as recorder:
-            jit(function_of(what)).lower(*[argument_of(text) for text in arguments or ()])
+        function = function_of(what, "compile")
+        given = [argument_of(text, "compile") for text in arguments or ()]
+        with no_grad(), record() as recorder, calling(function, "compile"):
+            jit(function).lower(*given)
         made = save_bundle(out, recorder, target=target or None)
     elif arguments:
         words = f"{', '.join(arguments)}: {what} is a model, which takes none"

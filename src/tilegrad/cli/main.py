@@ -14,7 +14,7 @@ from typing import Any
 from ..core.config import config
 from ..core.errors import TilegradError
 from .flags import App, Commands
-from .terminal import error_text, status
+from .terminal import INTERRUPTED, error_text, status
 
 
 def chosen(words: Sequence[str]) -> App:
@@ -35,11 +35,16 @@ def main() -> None:
     """Run the command line."""
     try:
         chosen(sys.argv[1:])(prog_name="tilegrad")
+    except KeyboardInterrupt:  # while commands are imported
+        status("")
+        sys.exit(INTERRUPTED)
     except TilegradError as error:
         status(f"error: {error_text(error)}")
         sys.exit(1)
     except OSError as error:  # a disk, a pipe
-        status(f"error: {error}")
+        status(
+            f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}"
+        )
         sys.exit(1)
     except Exception as error:
         if config().log_level == "debug":

@@ -92,9 +92,14 @@ def _read(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}", op="quantize") from None
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}", op="quantize") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8: {error.reason}", op="quantize") from None
+    if not text.strip():
+        raise UserError(f"{path}: has no text", op="quantize")
+    return text
 
 
 def lines(record: dict[str, Any]) -> list[tuple[str, str]]:

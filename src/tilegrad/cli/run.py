@@ -20,7 +20,7 @@ from . import options
 from .on_chip import chip_table, on_chip
 from .opening import chat_messages, has_template, open_llm
 from .progress import Bars
-from .terminal import INTERRUPTED, Answers, is_terminal, put, status
+from .terminal import INTERRUPTED, Answers, is_terminal, put, readable_stdin, status
 
 MOST_BYTES = 64 << 20  # of a prompt; far above any context
 Prompt = Annotated[
@@ -109,9 +109,10 @@ def whole_prompt(prompt: str | None) -> str:
 
 def read_stdin() -> str:
     """All of stdin; its last newline is the shell's, not the prompt's."""
-    if sys.stdin is None:
+    stream = readable_stdin()
+    if stream is None:
         return ""
-    data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    data = stream.buffer.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise UserError(
             "stdin is too long for a prompt", op="run", expected=f"at most {MOST_BYTES >> 20} MiB"

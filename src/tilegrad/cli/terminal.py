@@ -8,6 +8,8 @@ output has them escaped instead, and so loses nothing.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
@@ -83,6 +85,18 @@ def error_text(error: TilegradError) -> str:
     if isinstance(error, UserError) and error.location is not None:
         text = text.replace(f"\n  at {error.location}", "", 1)
     return text
+
+
+def readable_stdin() -> Any:
+    """Stdin; None where there is none: it is closed, or cannot be read (as nohup leaves it)."""
+    try:
+        if sys.stdin is not None and not sys.stdin.isatty():
+            os.read(sys.stdin.fileno(), 0)
+    except io.UnsupportedOperation:  # a stream without a file below it
+        return sys.stdin
+    except (OSError, ValueError):
+        return None
+    return sys.stdin
 
 
 def is_terminal(stream: Any) -> bool:

@@ -412,6 +412,15 @@ def explain_graph(
     if level not in LEVELS:
         raise UserError("no such level", op="explain", expected=", ".join(LEVELS), got=level)
     target = host() if target is None else target
+    texts, there = SECTIONS[SECTIONS.index("llvm") :], language_of(target).listings
+    if level in texts and not any(name in there for name in LEVELS[level]):
+        raise UserError(
+            f"{target.name} has no text of this level",
+            op="explain",
+            expected=", ".join(name for name in LEVELS if name in there or name not in texts),
+            got=level,
+            hint="name another target: h200, avx512, ...",
+        )
     with located(outputs[0].location if outputs else None):
         inputs, outputs = cut(inputs, outputs)
         given = (target, donate, None, without, device, homes)

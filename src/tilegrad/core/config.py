@@ -36,6 +36,7 @@ from typing import Any
 
 from .errors import UserError
 
+MOST_THREADS = 1024  # each has scratch of its own; more would take the memory, not give speed
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LEVELS = ("reproducible", "fast", "invariant")
 CHOICES = {"determinism": LEVELS, "dots": ("exact", "tf32", "int8")}
@@ -112,7 +113,7 @@ def read_environment(environment: Mapping[str, str]) -> Config:
     if level not in LOG_LEVELS:
         raise UserError("bad TILEGRAD_LOG", expected=", ".join(LOG_LEVELS), got=level)
     return Config(
-        threads=_whole(environment, "TILEGRAD_THREADS", usable_cores(), least=1),
+        threads=_whole(environment, "TILEGRAD_THREADS", usable_cores(), 1, MOST_THREADS),
         cache_folder=environment.get("TILEGRAD_CACHE", os.path.join(home, "tilegrad")),
         cache_bytes=_whole(environment, "TILEGRAD_CACHE_MB", 2048) << 20,
         keep=_whole(environment, "TILEGRAD_KEEP", 256, least=1),
@@ -187,8 +188,9 @@ def _changed(changes: Mapping[str, Any]) -> Config:
 
 def set_threads(count: int) -> None:
     """Use `count` threads from the next run on."""
-    if not isinstance(count, int) or count < 1:
-        raise UserError("bad thread count", expected="a whole number >= 1", got=count)
+    if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
+        limits = f"a whole number >= 1 and <= {MOST_THREADS}"
+        raise UserError("bad thread count", expected=limits, got=count)
     configure(threads=count)
 
 
@@ -217,7 +219,9 @@ def _choice(environment: Mapping[str, str], name: str) -> str:
     return text
 
 
-def _whole(environment: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+def _whole(
+    environment: Mapping[str, str], name: str, default: int, least: int = 0, most: int = 1 << 62
+) -> int:
     text = environment.get(name, "").strip()
     if not text:
         return default
@@ -225,8 +229,9 @@ def _whole(environment: Mapping[str, str], name: str, default: int, least: int =
         value = int(text)
     except ValueError:
         value = least - 1
-    if value < least:
-        raise UserError(f"bad {name}", expected=f"a whole number >= {least}", got=repr(text))
+    if not least <= value <= most:
+        limit = f" and <= {most}" if most < 1 << 62 else ""
+        raise UserError(f"bad {name}", expected=f"a whole number >= {least}{limit}", got=repr(text))
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import DTypeError
+from .errors import DTypeError, meant
 
 
 class DType:
@@ -154,7 +154,12 @@ def dtype_of(value: Any) -> DType:
         return BY_NUMPY[np.dtype(value)]
     except (TypeError, KeyError):
         raise DTypeError(
-            "unknown dtype", expected="one of " + ", ".join(BY_NAME), got=repr(value)
+            "unknown dtype",
+            expected="one of " + ", ".join(BY_NAME),
+            got=repr(value),
+            hint="empty(), zeros() and ones() take sizes"
+            if isinstance(value, int)
+            else meant(text, [*BY_NAME, *ALIASES]),
         ) from None
 
 

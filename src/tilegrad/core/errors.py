@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import NamedTuple
 
 MOST_SHOWN = 1000  # characters of each part of an error
@@ -52,6 +53,14 @@ def shortened(value: object) -> str:
         return text
     half = MOST_SHOWN // 2
     return f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
+
+
+def meant(name: object, known: Iterable[str]) -> str | None:
+    """A hint with the known name that is most like one that is not; None where none is."""
+    import difflib
+
+    near = difflib.get_close_matches(str(name), list(known), 1)
+    return f"did you mean {near[0]}?" if near else None
 
 
 class TilegradError(Exception):

@@ -18,7 +18,8 @@ def read_parameters(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}", op="chip") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"cannot read {path}: {why}", op="chip") from error
     return parse_parameters(text, str(path))
 
 

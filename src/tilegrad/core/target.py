@@ -32,7 +32,7 @@ from .dtype import (
     int32,
     uint8,
 )
-from .errors import UserError
+from .errors import UserError, meant
 
 
 @dataclass(frozen=True)
@@ -535,6 +535,9 @@ def target_named(name: str) -> Target:
     found = STATIC.get(ALIASES.get(name, name))
     if found is None:
         raise UserError(
-            "unknown Target", expected="one of " + ", ".join([*STATIC, *ALIASES]), got=name
+            "unknown Target",
+            expected="one of " + ", ".join([*STATIC, *ALIASES]),
+            got=name,
+            hint=meant(name, [*STATIC, *ALIASES]),
         )
     return found

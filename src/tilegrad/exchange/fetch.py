@@ -9,7 +9,6 @@ nothing of what was downloaded is installed or run.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib.util
 import os
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.config import config
-from ..core.errors import UserError
+from ..core.errors import UserError, meant
 from .folder import PICKLES, ModelFolder, read_folder
 from .gguf import GgufFile, read_gguf
 
@@ -112,14 +111,13 @@ def find_model(name: str | os.PathLike[str], report: Report | None = None) -> Pa
         return _local(path)
     found = HUB_ID.match(text)
     if text.startswith((".", "~", os.sep)) or not found:
-        near = difflib.get_close_matches(text, BUILT_IN, 1)
         raise UserError(
             "no such model",
             op="fetch",
             got=repr(text),
             expected="a folder, a .gguf file, a Hugging Face id (owner/name) or "
             + ", ".join(BUILT_IN),
-            hint=f"did you mean {near[0]}?" if near else None,
+            hint=meant(text, BUILT_IN),
         )
     return _from_hub(found[1], found[2])
 

@@ -150,6 +150,7 @@ def write_gguf(
 
 def _replace(path: str, head: bytes, tensors: list[Stored], alignment: int) -> None:
     folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
     handle, temporary = tempfile.mkstemp(suffix=".part", dir=folder)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -19,7 +19,7 @@ from ..core.errors import UserError
 from ..core.target import target_named
 from ..exchange.fetch import open_model
 from ..runtime.buffer import HOST
-from ..runtime.bundle import MODEL, is_bundle
+from ..runtime.bundle import MODEL, check_folder, is_bundle
 from ..runtime.limits import Limits, limits_of
 from ..tensor.bundle import load_bundle, record, save_bundle
 from .load import dtype_for
@@ -163,6 +163,7 @@ def save_llm(
     """
     from .llm import LLM
 
+    check_folder(path)
     wanted = None if target is None else target_named(target)
     if dtype is None and wanted is not None and wanted.has_threads:
         dtype = dtype_for(open_model(name, lambda _: None).tensors, wanted.name)

@@ -8,7 +8,6 @@ frees its request.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.config import set_threads
-from ..core.errors import UserError
+from ..core.errors import UserError, meant
 from ..models.decoder.config import DecoderConfig
 from ..runtime.limits import limits_of
 from ..tensor.placement import default_device, use
@@ -308,13 +307,12 @@ def refuse_unknown(settings: Mapping[str, Any]) -> None:
     known = [*SETTINGS, *Sampling.__dataclass_fields__]
     for name in settings:
         if name not in Sampling.__dataclass_fields__:
-            near = difflib.get_close_matches(name, known, 1)
             raise UserError(
                 f"generate has no setting {name!r}",
                 op="LLM",
                 expected=", ".join(known),
                 got=name,
-                hint=f"did you mean {near[0]}?" if near else None,
+                hint=meant(name, known),
             )
 
 

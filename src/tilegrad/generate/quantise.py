@@ -19,6 +19,7 @@ import numpy as np
 from ..core.dtype import float32
 from ..core.errors import UserError
 from ..core.format import QUANTISED, Format, format_of
+from ..core.place import check_place
 from ..exchange.compressed_write import FolderWriter, described, described_each, parts_of
 from ..exchange.fetch import open_model
 from ..exchange.folder import ModelFolder
@@ -100,9 +101,12 @@ def quantise_model(
     name: str | os.PathLike[str], out: str | os.PathLike[str], wanted: Wanted, tell: Tell
 ) -> Report:
     """Quantise a model's files into new ones."""
+    if Path(out).is_file() or (Path(out).is_dir() and any(Path(out).iterdir())):
+        raise UserError("there is something already", op="quantize", got=os.fspath(out))
     files = open_model(name, lambda p: tell(p.stage, p.done, p.total))
     report = Report(files.path, os.fspath(out), wanted.to)
     report.bytes_before = sum(t.bytes for t in files.tensors.values())
+    check_place(out, "quantize", folder=isinstance(files, ModelFolder))
     judged = _rows(files, wanted.judged, wanted, 0)
     if isinstance(files, ModelFolder):
         _folder(files, out, wanted, report, judged, tell)
@@ -275,8 +279,6 @@ def _gguf(
     judged: Sequence[Array],
     tell: Tell,
 ) -> None:
-    if Path(out).exists():
-        raise UserError("there is something already", op="quantize", got=os.fspath(out))
     if wanted.group not in (0, GGUF_GROUP):
         raise UserError(
             "blocks of GGUF files are what they are",

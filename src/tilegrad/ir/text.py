@@ -16,13 +16,12 @@ same structure. Nothing recurses on the depth of a Graph, only on the nesting of
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.errors import Location, TilegradError, UserError
+from ..core.errors import Location, TilegradError, UserError, meant
 from .block import Block, argument, argument_op
 from .distribution import Distribution
 from .layout import Layout
@@ -272,9 +271,7 @@ class _Parser:
         found = dialect.ops.get(word)
         if found is None:
             reader.position -= 1
-            near = difflib.get_close_matches(word, dialect.ops, 1)
-            hint = f"did you mean {near[0]}?" if near else None
-            raise reader.fail(f"an op of the dialect {dialect.name}", hint=hint)
+            raise reader.fail(f"an op of the dialect {dialect.name}", hint=meant(word, dialect.ops))
         return found
 
     def attrs(self, op: Op) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import numpy as np
 
 from ..core.config import cpu_flags
 from ..core.errors import UserError
+from ..core.place import check_place
 from ..core.target import Target, from_text
 from .buffer import HOST, Buffer
 
@@ -305,18 +306,25 @@ def missing_features(features: str) -> set[str]:
 # ---- writing ------------------------------------------------------------------------------------
 
 
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """An error where no Bundle can be written: into files of others, or where nothing can be."""
+    check_place(folder, "bundle", folder=True)
+    path = Path(folder)
+    if path.exists() and any(path.iterdir()) and not is_bundle(path):
+        raise UserError(
+            "the folder has other files in it",
+            op="bundle",
+            expected="an empty folder, or a bundle to replace",
+            got=str(folder),
+        )
+
+
 class BundleWriter:
     """Writes a Bundle: code, Recipes and weights as they come, the manifest last."""
 
     def __init__(self, folder: str | os.PathLike[str], target: Target, device: str) -> None:
         self.folder, self.target, self.device = Path(folder), target, device
-        if self.folder.exists() and any(self.folder.iterdir()) and not is_bundle(self.folder):
-            raise UserError(
-                "the folder has other files in it",
-                op="bundle",
-                expected="an empty folder, or a bundle to replace",
-                got=str(folder),
-            )
+        check_folder(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / MANIFEST).unlink(missing_ok=True)  # until all is there it is none
         self.recipes: dict[str, str] = {}

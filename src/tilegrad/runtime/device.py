@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..core.errors import InternalError, UserError
+from ..core.errors import InternalError, UserError, meant
 from ..core.lock import new_lock, new_rlock
 from .buffer import HOST, Buffer, untouched
 from .fault import FaultWords
@@ -279,14 +279,15 @@ def device_name(device: Any, op: str = "device") -> str:
     if said == HOST:
         return HOST
     found = NAME.match(said)
-    if found is None or not KINDS.has(found[1]):
+    if found is None or not KINDS.has(found[1]) or (found[1] == HOST and int(found[2] or 0)):
         raise UserError(
             "no such device",
             op=op,
             expected=", ".join(f'"{name}"' for name in sorted(KINDS.names()))
             + ' or "cuda:<number>"',
             got=repr(device),
-            hint="`tilegrad doctor` shows what this machine has",
+            hint=meant(said.partition(":")[0], KINDS.names())
+            or "`tilegrad doctor` shows what this machine has",
         )
     return HOST if found[1] == HOST else f"{found[1]}:{int(found[2] or 0)}"
 

@@ -27,7 +27,7 @@ from .api.openai_completions import (
 from .api.openai_responses import ResponseStream, parse_responses, response_body
 from .api.parameters import Ask
 from .api.words import detokenize, tokenize
-from .refused import Refused
+from .refused import UNREADABLE, Refused
 from .resumed import read_name
 from .server import SERVER, Server
 from .static import add_page
@@ -90,6 +90,8 @@ def guard(server: Server, access: Access) -> Any:
             response = error_response(request, error, server)
         except web.HTTPException as error:
             response = error_response(request, http_error(error), server)
+        except web.RequestPayloadError:
+            response = error_response(request, Refused(UNREADABLE, status=400), server)
         except (ConnectionResetError, BrokenPipeError):
             raise  # nobody is there any more
         except Exception:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.errors import TilegradError, UserError, shortened
 
+UNREADABLE = "the body cannot be read: it does not have the encoding that its headers say"
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -79,4 +80,4 @@ def refused_by(error: UserError, param: str | None = None) -> Refused:
     return Refused(said(error), param=param)
 
 
-__all__ = ["Refused", "refused_by", "said"]
+__all__ = ["UNREADABLE", "Refused", "refused_by", "said"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import signal
 import sys
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ..core.errors import UserError
 from .app import make_app
@@ -23,6 +25,26 @@ from .settings import Settings
 
 SWITCH = 0.0005  # seconds that a thread that tokenises may keep streams waiting
 CLOSING = 5.0  # seconds for connections that are still open at the end
+
+
+class Faults(logging.Filter):
+    """Bytes that are no request are the fault of who sent them: a line where requests are logged,
+    without a traceback, and nothing elsewhere."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written, made short where it is of such a fault."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
+            return True
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.exc_info, record.exc_text = None, None
+        record.msg, record.args = "no request: %s", (repr(str(error))[:200],)
+        return log.isEnabledFor(logging.INFO)
+
+
+log = logging.getLogger("tilegrad.serve")
+http_log = logging.getLogger("tilegrad.serve.http")
+http_log.addFilter(Faults())
 
 
 async def listen(server: Server) -> tuple[web.AppRunner, int]:
@@ -37,6 +59,7 @@ async def listen_with(app: web.Application, settings: Settings) -> tuple[web.App
         app,
         handler_cancellation=True,
         access_log=None,
+        logger=http_log,
         keepalive_timeout=75,
         max_line_size=limits.header,
         max_field_size=limits.header,

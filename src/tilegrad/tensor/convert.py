@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of, promote
-from ..core.errors import DTypeError, UserError
+from ..core.errors import DTypeError, UserError, meant
 from ..graph import build, ops
 from ..ir.node import Node
 from ..runtime.buffer import HOST
@@ -138,7 +138,9 @@ def place(node: Node, device: Any, op: str) -> Node:
 def names_device(target: Any) -> bool:
     """Whether what `to` was given is a device, and no dtype."""
     if isinstance(target, str):
-        return target not in dtypes.BY_NAME and target not in dtypes.ALIASES
+        known = [*dtypes.BY_NAME, *dtypes.ALIASES]
+        named = KINDS.has(target.partition(":")[0])
+        return target not in known and (named or meant(target, known) is None)
     return type(target).__name__ == "device"
 
 

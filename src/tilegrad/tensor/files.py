@@ -92,7 +92,11 @@ def save(value: Any, path: Place, metadata: Mapping[str, str] | None = None) -> 
     written = json.dumps(header, separators=(",", ":")).encode()
     written += b" " * (-len(written) % 8)
     if isinstance(path, (str, os.PathLike)):
-        _replace(os.fspath(path), written, list(tensors.values()))
+        try:
+            _replace(os.fspath(path), written, list(tensors.values()))
+        except OSError as error:
+            words = f"cannot write the file: {error.strerror}"
+            raise UserError(words, op="save", got=os.fspath(path)) from None
     else:
         _write(_binary(path, "save"), written, list(tensors.values()))
 

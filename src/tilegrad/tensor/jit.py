@@ -323,8 +323,12 @@ class Jitted(Signatures, Generic[P, R]):
         try:
             bound = inspect.Signature(self.parameters).bind(*args, **kwargs)
         except TypeError as error:
+            kinds = [*(type(a).__name__ for a in args), *(f"{name}=" for name in kwargs)]
             raise DTypeError(
-                str(error), op=f"jit {self.name}", expected=f"({', '.join(self.names)})"
+                str(error),
+                op=f"jit {self.name}",
+                expected=f"({', '.join(self.names)})",
+                got=f"({', '.join(kinds)})",
             ) from None
         given = set(bound.arguments)
         bound.apply_defaults()
@@ -455,6 +459,9 @@ def jit(
         return functools.partial(jit, **options)
     if not callable(function):
         raise DTypeError("jit needs a function", op="jit", got=type(function).__name__)
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        kind = "an async function" if inspect.iscoroutinefunction(function) else "a generator"
+        raise DTypeError("jit needs a function that returns its results", op="jit", got=kind)
     if is_stateful(function):  # a Module: its Tensors are state, not captured
         options["name"] = name or type(function).__name__
         return types.MethodType(jit(type(function).__call__, **options), function)

@@ -139,6 +139,10 @@ class Tensor(Methods):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
+        if value is not None and (not isinstance(value, Tensor) or value.shape != self.shape):
+            wanted = f"None, or a Tensor of shape {self.shape}"
+            got = f"shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
+            raise ShapeError("a gradient does not fit", op="grad", expected=wanted, got=got)
         trace = mode.trace
         if trace is None or self.trace is trace:
             self._grad = value

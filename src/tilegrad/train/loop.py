@@ -64,14 +64,15 @@ def train(
     clip: float | None = None,
     on_step: Callable[[int, float, History], None] | None = None,
 ) -> History:
-    """Train on batches until they, the steps or the seconds run out, or Ctrl-C.
+    """Train on batches until they, the steps or the seconds run out, or Ctrl-C: that ends it after
+    a step, and at once where there was none yet.
 
     `loss(model, *batch)` gives a scalar; `on_step(number, loss, history)` is called after each.
     """
     step, history = make_step(loss, clip), History()
     model.train()
     begin = time.perf_counter()
-    with stop_flag() as stopping:
+    with stop_flag(lambda: bool(history.losses)) as stopping:
         for number, batch in enumerate(batches):
             if (steps is not None and number >= steps) or stopping.is_set():
                 break
@@ -93,15 +94,16 @@ def train(
 
 
 @contextmanager
-def stop_flag() -> Iterator[threading.Event]:
-    """An Event that Ctrl-C sets instead of interrupting; a second one interrupts."""
+def stop_flag(kept: Callable[[], bool] = lambda: True) -> Iterator[threading.Event]:
+    """An Event that Ctrl-C sets instead of interrupting; a second one interrupts, and one before
+    there is anything that is kept."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
 
     def handle(number: int, frame: Any) -> None:
-        if event.is_set():
+        if event.is_set() or not kept():
             signal.default_int_handler(number, frame)
         event.set()
 

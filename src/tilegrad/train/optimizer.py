@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..core import dtype as dtypes
-from ..core.errors import DTypeError, ShapeError, UserError
+from ..core.errors import DTypeError, ShapeError, StateError, UserError
 from ..tensor.creation import zeros
 from ..tensor.elementwise import maximum
 from ..tensor.maths import cast, expm1, pick, sqrt
@@ -62,6 +62,14 @@ class Optimizer:
         self.param_groups: list[Group] = []
         self.state: dict[int, Moments] = {}  # by id of the parameter
         self.count = wrap(own_node(zeros(dtype=dtypes.float32).node))
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            raise DTypeError(
+                "needs several Parameters",
+                op=type(self).__name__,
+                expected="a list of float Tensors, or of dicts with 'params'",
+                got=_named(params) if isinstance(params, Tensor) else type(params).__name__,
+                hint="give model.parameters()" if hasattr(params, "parameters") else "[parameter]",
+            )
         given = list(params)
         if not given:
             raise UserError(
@@ -86,6 +94,15 @@ class Optimizer:
                     op=type(self).__name__,
                     expected="float Tensors",
                     got=_named(parameter),
+                    hint="give model.parameters()" if hasattr(parameter, "parameters") else None,
+                )
+            if not (parameter.is_leaf or mode.depth or mode.trace is not None):
+                raise StateError(
+                    "a Tensor that was computed gets no gradient",
+                    op=type(self).__name__,
+                    expected="leaves: Parameters, or Tensors made with requires_grad=True",
+                    got=_named(parameter),
+                    hint="compute it first, then set requires_grad = True on x.detach()",
                 )
             if id(parameter) in self.state:
                 raise UserError(

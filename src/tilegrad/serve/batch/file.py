@@ -82,6 +82,9 @@ def check_ids(path: Path) -> int:
     return len(seen)
 
 
+START = b'{"id": "batch_req-'  # of every line that a batch writes
+
+
 class Answered:
     """The output of a batch: which ids are in it, and lines that are added."""
 
@@ -102,6 +105,8 @@ class Answered:
             with self.path.open("rb") as file:
                 for number, data in enumerate(file, 1):
                     if not data.endswith(b"\n"):
+                        if number == 1 and data[: len(START)] != START[: len(data)]:
+                            raise no_answer(self.path, number)
                         self.torn = True
                         break
                     found = answer_of(data, self.path, number)
@@ -156,11 +161,16 @@ def answer_of(data: bytes, path: Path, number: int) -> dict[str, Any]:
     """A line of the output; a file of something else is not touched."""
     try:
         found = json.loads(data)
-        if isinstance(found["custom_id"], str):
+        if isinstance(found["custom_id"], str) and found.keys() & {"response", "error"}:
             return dict(found)
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         pass
-    raise UserError(
+    raise no_answer(path, number)
+
+
+def no_answer(path: Path, number: int) -> UserError:
+    """The error of a file that is somebody's: a batch adds nothing to it, and cuts nothing off."""
+    return UserError(
         f"{path}: line {number} is no answer of a batch",
         op="batch",
         expected="a file that a batch wrote, or a new one",

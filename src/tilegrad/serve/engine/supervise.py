@@ -96,11 +96,12 @@ class Supervisor:
             raise UserError("the engine did not start", op="serve", got=self.reason or self.state)
 
     async def close(self) -> None:
-        """End the engine, by force if it does not end by itself."""
+        """End the engine, by force if it is being opened or does not end by itself."""
+        opened = self.state == "ready"
         self._become("closed")
         if self._transport is not None:
             self._transport.close()
-        if self._process is not None and self._process.returncode is None:
+        if opened and self._process is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), 2.0)
         for task in self._tasks:
@@ -108,6 +109,8 @@ class Supervisor:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._kill()
+        if self._process is not None:
+            await self._process.wait()
         self._fail_all(Refused("the server is shutting down", status=503))
 
     def _kill(self) -> None:
@@ -158,6 +161,7 @@ class Supervisor:
                 str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the server's to act on
             )
         finally:
             theirs.close()

@@ -25,7 +25,7 @@ from aiohttp import web
 
 from ...core.errors import TilegradError
 from ..access import Access, key_of
-from ..refused import Refused
+from ..refused import UNREADABLE, Refused
 from ..resumed import HEADER, Passed
 from ..settings import Settings
 from ..stream import DONE, event
@@ -373,6 +373,8 @@ def make_router_app(router: Router) -> web.Application:
             return response
         except Refused as error:
             return error_response(request, error)
+        except web.RequestPayloadError:
+            return error_response(request, Refused(UNREADABLE, status=400))
         except web.HTTPRequestEntityTooLarge:
             return error_response(request, Refused("the body is too large", status=413))
 

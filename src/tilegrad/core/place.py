@@ -1,0 +1,27 @@
+"""The place of a result: asked for before the work, so that no work is lost for want of one.
+
+Invariant: nothing is written or made here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .errors import UserError
+
+
+def check_place(path: str | os.PathLike[str], op: str, *, folder: bool = False) -> None:
+    """An error where no file (or folder) can be written at a path, in folders made for it."""
+    place = Path(path).absolute()
+    there = next(one for one in (place, *place.parents) if os.path.lexists(one))
+    if there != place and not there.is_dir():
+        raise UserError(f"{path}: cannot be written: {there} is no folder", op=op)
+    if there == place and place.is_dir() != folder:
+        kind = "it is a file" if folder else "it is a folder"
+        raise UserError(f"{path}: cannot be written: {kind}", op=op)
+    if not os.access(there, os.W_OK):
+        raise UserError(f"{path}: cannot be written: {there} does not allow it", op=op)
+
+
+__all__ = ["check_place"]
