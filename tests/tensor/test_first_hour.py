@@ -11,7 +11,7 @@ import pytest
 
 import tilegrad as tg
 from tilegrad import nn, optim
-from tilegrad.core.errors import UserError
+from tilegrad.core.errors import MemoryLimitError, UserError
 
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "sizes for data": (lambda: tg.Tensor(2, 3), "zeros() and ones() take sizes"),
@@ -60,3 +60,9 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write the file: No such file") as told:
         tg.save(tg.ones(3), tmp_path / "none" / "x.safetensors")
     assert "x.safetensors" in str(told.value) and ".part" not in str(told.value)
+
+
+@pytest.mark.parametrize("size", [10**15, 10**16, 10**18])
+def test_a_tensor_that_no_memory_holds(size: int) -> None:
+    with pytest.raises(MemoryLimitError, match="no more memory"):
+        (tg.ones(size) + 1).numpy()

@@ -22,7 +22,15 @@ from ...runtime.device import Device
 from ...runtime.fault import Faults, fault_slots
 from ...runtime.launcher import Launcher, SlotCopy
 from ...runtime.recipe import Recipe, Step
-from .table import CONTROL, COUNTED, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
+from .table import (
+    CONTROL,
+    COUNTED,
+    GRID_SCALAR,
+    MOST_GRAIN,
+    SINGLE,
+    VALUE_SCALAR,
+    TableBuilder,
+)
 from .workers import RECORD, worker_pool
 
 if TYPE_CHECKING:
@@ -98,7 +106,7 @@ class NativeLauncher(Launcher):
         self.scalars += list(step.symbols)
         grid, grain, flags = step.grid, 1, SINGLE if step.small else 0
         if isinstance(grid, int):
-            grain = max(1, grid // 16)
+            grain = min(max(1, grid // 16), MOST_GRAIN)
         else:
             flags, grid = flags | GRID_SCALAR, self._scalar(grid)
         if step.kind == "kernel":

@@ -56,6 +56,8 @@ SET_SLOT = 7
 SWAP_SLOTS = 8
 COPY = 9
 
+MOST_GRAIN = 2**32 - 1
+
 SINGLE = 1  # KERNEL, COPY: worker 0 does all of it
 GRID_SCALAR = 2  # KERNEL, COPY: `grid` is the number of the scalar that holds the grid
 VALUE_SCALAR = 4  # counters: `c` is the number of the scalar that holds the value
