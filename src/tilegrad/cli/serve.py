@@ -138,8 +138,8 @@ def serve(
             bars.close()
             ended_by = serve_replicas(settings, replicas, ray, ray_address)
         else:
-            told = {"tell": said.stage, "listening": said.listens, "ready": said.ready}
-            ended_by = asyncio.run(run_server(settings, said=status, **told))
+            told = said.stage, said.listens, said.ready
+            ended_by = asyncio.run(run_server(settings, *told, said=status))
     status("the server has ended")
     if ended_by == signal.SIGINT:
         raise typer.Exit(INTERRUPTED)

@@ -83,10 +83,10 @@ async def listen_with(app: web.Application, settings: Settings) -> tuple[web.App
 
 async def run_server(
     settings: Settings,
-    *,
     tell: Callable[[str, float, float], None] | None = None,
     listening: Callable[[int], None] | None = None,
     ready: Callable[[Server, int], None] | None = None,
+    *,
     said: Callable[[str], None] | None = None,
 ) -> int:
     """Serve until a signal, and say which; `ready` is called once requests are served."""
