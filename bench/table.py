@@ -222,7 +222,7 @@ def llm_table(record: dict[str, Any]) -> list[str]:
             f"- prefill of 8 x 1024 tokens: {prefill['tokens_per_second']:.0f} tokens/s "
             "(vLLM 0.24: 43,100)",
         ]
-    for experts in filter(None, map(newest, ("moe", "moe-fp8"))):
+    for experts in filter(None, map(newest, ("moe", "moe-fp8", "moe-int8"))):
         if not (experts["model"] and experts["layers"] == 48):
             continue
         steps = ", ".join(

@@ -1,6 +1,6 @@
 """`python -m tilegrad` is the command `tilegrad`."""
 
-from tilegrad.cli.main import main
+from tilegrad_command import main
 
 if __name__ == "__main__":
     main()

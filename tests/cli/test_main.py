@@ -78,6 +78,7 @@ def test_doctor_offers_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
         "no-such-package<14,>=13.0; extra == 'cuda'",
         "numpy; extra == 'test'",
         "no_such.other==1.*; (sys_platform == 'linux') and extra == 'cuda'",
+        "not-for-this-python>=2; python_version < '3.9' and extra == 'cuda'",
     ]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: asked)
     assert doctor.extra_line("cuda") == (

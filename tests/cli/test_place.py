@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tilegrad.cli import bench, main
+from tilegrad.cli import bench, bench_serve, chip_explore, main
 from tilegrad.core import place
 from tilegrad.core.errors import UserError
 from tilegrad.generate import llm, quantise
@@ -19,6 +19,8 @@ FILES = {
     "bench": ["bench", "TINY", "--profile"],
     "explore": ["chip", "explore", "resnet-50", "--plot"],
     "compare": ["chip", "compare", "resnet-50", "--page"],
+    "serve": ["bench", "serve", "--url", "http://127.0.0.1:9", "--out"],
+    "plot": ["bench", "serve", "--url", "http://127.0.0.1:9", "--plot"],
 }
 FOLDERS = {"compile": ["compile", "TINY", "--out"]}
 
@@ -32,6 +34,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(llm, "LLM", worked)
     monkeypatch.setattr(bench, "open_llm", worked)
+    monkeypatch.setattr(bench_serve, "loading", worked)
     monkeypatch.setattr(quantise, "_opened", worked)
     monkeypatch.setattr("tilegrad.chip.pareto.explore_npu", worked)
     monkeypatch.setattr("tilegrad.chip.catalogue.predict", worked)
@@ -62,6 +65,24 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError, match="does not allow it"):
         place.check_place(tmp_path / "new" / "file", "op")
     assert not list(tmp_path.iterdir()), "nothing is made"
+
+
+def test_files_of_results_make_their_folders(tmp_path: Path) -> None:
+    class Traced:
+        def save(self, path: Path) -> None:
+            path.write_text("a trace")
+
+    saves = [
+        lambda path: bench.save(Traced(), path),
+        lambda path: bench_serve.save(path, "numbers"),
+        lambda path: chip_explore.save(path, "a plot"),
+    ]
+    (tmp_path / "file").write_text("mine")
+    for number, save in enumerate(saves):
+        save(tmp_path / str(number) / "new" / "made")
+        assert (tmp_path / str(number) / "new" / "made").read_text()
+        with pytest.raises(UserError, match="cannot be written"):
+            save(tmp_path / "file" / "made")
 
 
 def test_a_quantised_file_makes_its_folder(tiny: Path, tmp_path: Path) -> None:

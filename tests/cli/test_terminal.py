@@ -179,6 +179,8 @@ def test_a_chat_writes_its_answers_where_stdout_goes(
     [
         ("models >&-", "error: tilegrad: stdout is closed\n"),
         ("cache >&-", "error: tilegrad: stdout is closed\n"),
+        ("doctor >&-", "error: tilegrad: stdout is closed\n"),
+        ("chip compare resnet-50 --chips h200 >&-", "error: tilegrad: stdout is closed\n"),
         ("explain tilegrad:sin 'float32[3]' >&-", "error: tilegrad: stdout is closed\n"),
         ("info no-such 2>&-", ""),
     ],

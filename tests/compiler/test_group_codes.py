@@ -20,7 +20,7 @@ from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core.config import override
 from tilegrad.core.dtype import bfloat16, float32, int32, int64, uint8
 from tilegrad.core.format import format_of
-from tilegrad.core.target import A100, AVX512, H200, Target
+from tilegrad.core.target import A100, AVX512, AVX512_AMX, H200, Target
 from tilegrad.graph import build, ops
 from tilegrad.graph.blocks import scales_of
 from tilegrad.graph.interpret import interpret
@@ -225,6 +225,17 @@ def test_invariant(form: str) -> None:
         case.check(got)
         found.append(got[:5])
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("sizes", [(20, 5, 144, 272), (1, 4, 64, 128)], ids=["rows", "one row"])
+def test_int8_on_a_cpu_with_units(sizes: tuple[int, ...]) -> None:
+    case, target = Case(*sizes, INT8), AVX512_AMX.with_cores(2)
+    nodes = case.nodes()
+    result = case.product(*nodes)
+    _, stages = run_pipeline(nodes, [result], target)
+    assert any("groups_of_codes" in stage.fired for stage in stages)
+    (got,) = run_interpreted(target, nodes, [result], case.values)
+    case.check(got)
 
 
 @pytest.mark.parametrize(

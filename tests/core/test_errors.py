@@ -28,6 +28,21 @@ def test_location_is_the_innermost_user_frame():
     assert caught.value.location.line == sys._getframe().f_lineno - 2
 
 
+@pytest.mark.parametrize("prompt", ["<stdin>", "<python-input-3>", "<ipython-input-3-ab12>"])
+def test_a_line_typed_at_a_prompt_is_the_users(prompt):
+    with pytest.raises(errors.DTypeError) as caught:
+        exec(compile("\ndtype_of('nonsense')", prompt, "exec"), {"dtype_of": dtype_of})
+    assert f"at {prompt}:2" in str(caught.value)
+
+
+def test_pythons_own_files_and_what_called_a_command_are_no_users():
+    library, package = errors.LIBRARY, errors.PACKAGE
+    assert errors._owner(library + "functools.py") == errors._owner("<frozen runpy>") == errors.OURS
+    assert errors._owner(package + "ir/node.py") == errors.OURS
+    assert errors._owner(library + "site-packages/theirs/model.py") == errors.USERS
+    assert errors._owner(package + "cli/explain.py") == errors.NOBODYS
+
+
 def test_a_given_location_wins():
     where = errors.Location("model.py", 12)
     assert "at model.py:12" in str(errors.UserError("no", location=where))

@@ -101,7 +101,7 @@ def test_the_command(tiny_path):
     answer = json.loads(data)
     assert answer["model"] == "mine"
     code, out, errors = server.end(signal.SIGINT)
-    assert code == 0 and out == ""
+    assert code == 130 and out == ""
     assert "2 requests at once" in errors and "context, invariant;" in errors
     assert "curl http://127.0.0.1" in errors
     assert "the server has ended" in errors and "Traceback" not in errors

@@ -222,3 +222,24 @@ def test_axis_is_an_alias():
     x = tg.ones(2, 3)
     assert x.sum(axis=1).shape == (2,) and x.mean(axis=0).shape == (3,)
     assert x.max(axis=1).values.tolist() == [1.0, 1.0]
+
+
+def test_numpys_names_are_taken_as_by_pytorch():
+    """`axis` and `keepdims` wherever a function has `dim` and `keepdim`."""
+    x = data("float32", (2, 3))
+    sums = ("sum", "prod", "mean", "nansum", "nanmean", "var", "std", "var_mean", "logsumexp")
+    extremes = ("amax", "amin", "max", "min", "argmax", "argmin", "median", "any", "all")
+    for name in (*sums, *extremes, "count_nonzero"):
+        keep = {} if name == "count_nonzero" else {"keepdims": True}
+        compare([(name, lambda m, x, n=name, k=keep: getattr(m, n)(x, axis=1, **k))], x)
+    for name in ("cumsum", "softmax", "log_softmax", "sort", "unsqueeze", "unbind"):
+        compare([(name, lambda m, x, n=name: getattr(x, n)(axis=0))], x)
+    compare([("sum", lambda m, x: m.sum(x, 0, keepdims=True))], x)
+    compare([("std_mean", lambda m, x: m.std_mean(x, axis=0, keepdims=True))], x)
+    compare([(n, lambda m, x, n=n: getattr(m, n)([x, x], axis=1)) for n in ("cat", "stack")], x)
+
+
+@pytest.mark.parametrize("given", [{"keepdims": True, "keepdim": True}, {"axes": 0}])
+def test_a_name_that_nobody_has_is_refused(given):
+    with pytest.raises(TypeError, match=next(iter(given))):
+        tg.ones(2, 3).sum(0, **given)

@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 from ..core.errors import UserError
-from ..core.place import check_place
+from ..core.place import check_place, folder_made
 from ..serve.engine.roofline import BUSY, Others
 from . import options
 from .info import needs_of
@@ -228,10 +228,8 @@ def profiled(llm: Any, prompt: int, tokens: int, batch: int) -> Any:
 
 def save(traced: Any, path: Path) -> None:
     """Write the trace."""
-    try:
+    with folder_made(path, "bench"):
         traced.save(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", op="bench") from None
 
 
 # ---- words -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..core.errors import UserError
+from ..core.place import check_place, folder_made
 from . import options
 from .progress import Bars
 from .terminal import columns, put, status
@@ -118,6 +119,9 @@ def bench_serve(
     """Put a load on an OpenAI endpoint and measure its latencies and rates."""
     import asyncio
 
+    for path in (out, plot):
+        if path is not None:
+            check_place(path, "bench serve")
     load = loading()
     if not rate > 0:
         raise typer.BadParameter("--rate is a number above 0, or inf")
@@ -226,10 +230,8 @@ def shown(summary: dict[str, Any], out: Path | None, as_json: bool) -> None:
 
 def save(path: Path, text: str) -> None:
     """Write a file."""
-    try:
+    with folder_made(path, "bench serve"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", op="bench serve") from None
 
 
 def table(summary: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -219,12 +220,10 @@ def serve_page(
     from ..chip.page import serve
     from ..targets.npu.parameters import chip_of
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = serve(port, chip_of(chip))
     put(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends it)")
     try:
         server.serve_forever()
-    except KeyboardInterrupt:
-        pass
     finally:
         server.server_close()

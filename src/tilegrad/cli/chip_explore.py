@@ -6,7 +6,6 @@ Invariant: every number shown is predicted and says so; how far a search is goes
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UserError
-from ..core.place import check_place
+from ..core.place import check_place, folder_made
 from . import options
 from .progress import Bars
-from .terminal import is_terminal, put
+from .terminal import is_terminal, put, stdout
 
 if TYPE_CHECKING:
     from ..chip.mapped import Mapped
@@ -31,23 +30,21 @@ def table_console() -> Any:
     """Where tables go; a file or a pipe has room for their whole rows."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if is_terminal(sys.stdout) else WIDE)
+    out = stdout()
+    return Console(file=out, highlight=False, width=None if is_terminal(out) else WIDE)
 
 
 def put_table(table: Any) -> None:
     """Print a table with its rows whole: a narrower terminal wraps them, and no number is cut."""
     from rich.console import Console
 
-    Console(highlight=False, width=WIDE).print(table)
+    Console(file=stdout(), highlight=False, width=WIDE).print(table)
 
 
 def save(path: Path, text: str) -> None:
     """Write a file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with folder_made(path, "chip"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}", op="chip") from None
 
 
 # ---- an array under design ------------------------------------------------------------------

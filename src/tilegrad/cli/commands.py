@@ -29,7 +29,7 @@ from . import (
 )
 from .flags import App, Commands, WithDefault
 from .progress import Bars
-from .terminal import INTERRUPTED, put
+from .terminal import INTERRUPTED, put, stdout
 
 app = App(
     cls=Commands,
@@ -107,7 +107,7 @@ def doctor() -> None:
 
     from .doctor import examine
 
-    if not examine(Console()):
+    if not examine(Console(file=stdout())):
         raise typer.Exit(1)
 
 

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import platform
 import re
+import sys
 import time
 from importlib import metadata
 from typing import Any
@@ -28,6 +29,7 @@ EXTRAS = {
     "test": "running the tests",
 }
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?P<rest>[^;]*);.*extra == ['\"](?P<extra>\w+)['\"]")
+OLDER = re.compile(r"python_version < ['\"](\d+)\.(\d+)['\"]")
 SETS = (
     "avx2",
     "avx512f",
@@ -128,6 +130,12 @@ def cache_line() -> str:
     return f"{folder}: {size / 2**20:.1f} of at most {cap / 2**20:.0f} MiB"
 
 
+def _asked(requirement: str) -> bool:
+    """Whether this Python is among those that a requirement is for."""
+    below = OLDER.search(requirement)
+    return below is None or sys.version_info[:2] < (int(below[1]), int(below[2]))
+
+
 def extra_line(extra: str) -> str:
     """Whether what an extra asks for is here, or what brings it."""
     try:
@@ -137,7 +145,10 @@ def extra_line(extra: str) -> str:
     missing = [
         f'"{one["name"]}{one["rest"].strip()}"'
         for one in asked
-        if one and one["extra"] == extra and _version_of(one["name"]) == "missing"
+        if one
+        and one["extra"] == extra
+        and _asked(one[0])
+        and _version_of(one["name"]) == "missing"
     ]
     return f"missing: pip install {' '.join(missing)}" if missing else "here"
 

@@ -115,7 +115,10 @@ def lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("bits of a weight", f"{record['bits']:.3f}"))
     kinds = Counter(form for _, form, _ in record["layers"])
     if len(kinds) > 1:
-        found += [("  in", f"{form}: {count} layers") for form, count in sorted(kinds.items())]
+        found += [
+            ("  in", f"{form}: 1 layer" if count == 1 else f"{form}: {count} layers")
+            for form, count in sorted(kinds.items())
+        ]
     first, last = record["perplexity_before"], record["perplexity_after"]
     if first is not None and last is not None:
         found.append(("perplexity", f"{first:.4f} -> {last:.4f} ({last / first - 1:+.2%})"))

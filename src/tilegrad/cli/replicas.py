@@ -14,17 +14,16 @@ from .progress import Bars
 from .terminal import put, status
 
 
-def serve_replicas(settings: Any, count: int, ray: bool, ray_address: str | None) -> None:
-    """Run replicas and the router before them until a signal."""
+def serve_replicas(settings: Any, count: int, ray: bool, ray_address: str | None) -> int:
+    """Run replicas and the router before them until a signal, and say which."""
     import asyncio
 
     with Bars() as bars:
         bars.stage("starting replicas", 0, count)
-        asyncio.run(routed(settings, count, ray, ray_address, bars))
-    status("the server has ended")
+        return asyncio.run(routed(settings, count, ray, ray_address, bars))
 
 
-async def routed(settings: Any, count: int, ray: bool, ray_address: str | None, bars: Bars) -> None:
+async def routed(settings: Any, count: int, ray: bool, ray_address: str | None, bars: Bars) -> int:
     """A router, with its replicas in processes or placed by Ray."""
     from ..serve.router.ray_replicas import RayReplicas
     from ..serve.router.replicas import Processes
@@ -38,7 +37,7 @@ async def routed(settings: Any, count: int, ray: bool, ray_address: str | None, 
 
     own = shared_out(settings, count, here=not ray)
     replicas: Any = RayReplicas(own, address=ray_address) if ray else Processes(own)
-    await run_router(settings, replicas, ready=ready, said=status)
+    return await run_router(settings, replicas, ready=ready, said=status)
 
 
 def shared_out(settings: Any, count: int, here: bool) -> list[Any]:

@@ -7,6 +7,7 @@ go to stderr, so that both work piped and into files.
 from __future__ import annotations
 
 import logging
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from ..core.errors import UserError
 from . import options
 from .progress import Bars
 from .replicas import serve_replicas
-from .terminal import put, status
+from .terminal import INTERRUPTED, put, status
 
 Host = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is all of them.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")]
@@ -135,13 +136,13 @@ def serve(
         if replicas > 1 or ray:
             said.listens(port)
             bars.close()
-            return serve_replicas(settings, replicas, ray, ray_address)
-        asyncio.run(
-            run_server(
-                settings, tell=said.stage, listening=said.listens, ready=said.ready, said=status
-            )
-        )
+            ended_by = serve_replicas(settings, replicas, ray, ray_address)
+        else:
+            told = said.stage, said.listens, said.ready
+            ended_by = asyncio.run(run_server(settings, *told, said=status))
     status("the server has ended")
+    if ended_by == signal.SIGINT:
+        raise typer.Exit(INTERRUPTED)
 
 
 def log_at(level: int) -> None:

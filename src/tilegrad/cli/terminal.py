@@ -28,15 +28,18 @@ def harmless(text: str) -> str:
     return text.replace("\r\n", "\n").translate(SIGNS)
 
 
+def stdout() -> TextIO:
+    """Where results go; an error where it is closed, so that none is lost without a word."""
+    if sys.stdout is None:
+        raise UserError("stdout is closed", op="tilegrad", expected="a terminal, a file or a pipe")
+    return sys.stdout
+
+
 class Answers:
     """A stream for a model's words as they come: made harmless and shown at once."""
 
     def __init__(self, file: TextIO | None = None) -> None:
-        self.file: Any = sys.stdout if file is None else file
-        if self.file is None:
-            raise UserError(
-                "stdout is closed", op="tilegrad", expected="a terminal, a file or a pipe"
-            )
+        self.file: Any = stdout() if file is None else file
         if hasattr(self.file, "reconfigure"):  # a terminal without UTF-8 shows "?" and goes on
             self.file.reconfigure(errors="replace")
         self.held = ""  # a carriage return whose newline may still come

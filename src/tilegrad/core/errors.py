@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 MOST_SHOWN = 1000  # characters of each part of an error
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+COMMANDS = os.path.join(PACKAGE, "cli", "")  # what called a command is no program of a person's
+LIBRARY = os.path.dirname(os.__file__) + os.sep  # Python's own: it may stand between two of ours
+INSTALLED = tuple(os.path.join(LIBRARY, name, "") for name in ("site-packages", "dist-packages"))
+PROMPTS = ("<stdin>", "<console>", "<python-input-", "<ipython-input-")  # lines typed at one
 
 
 class Location:
@@ -28,22 +32,31 @@ class Location:
         return f"{self.file}:{self.line}"
 
 
-_ours: dict[str, bool] = {}  # by file: whether it is tilegrad's own
+USERS, OURS, NOBODYS = range(3)  # whose a frame is; above the last there are none of a user's
+_owners: dict[str, int] = {}  # by file
 
 
 def user_location() -> Location | None:
-    """The innermost frame outside of tilegrad: the user's line."""
+    """The innermost frame outside of tilegrad: the user's line; None where there is none."""
     frame = sys._getframe(1)
-    ours = _ours
+    owners = _owners
     while frame is not None:
         file = frame.f_code.co_filename
-        inside = ours.get(file)
-        if inside is None:
-            inside = ours[file] = file.startswith((PACKAGE, "<"))
-        if not inside:
-            return Location(file, frame.f_lineno)
+        owner = owners.get(file)
+        if owner is None:
+            owner = owners[file] = _owner(file)
+        if owner != OURS:
+            return None if owner == NOBODYS else Location(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def _owner(file: str) -> int:
+    if file.startswith(COMMANDS):
+        return NOBODYS
+    if file.startswith((*PROMPTS, *INSTALLED)) and not file.startswith(PACKAGE):
+        return USERS
+    return OURS if file.startswith((PACKAGE, LIBRARY, "<")) else USERS
 
 
 def shortened(value: object) -> str:

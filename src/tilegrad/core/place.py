@@ -1,11 +1,13 @@
 """The place of a result: asked for before the work, so that no work is lost for want of one.
 
-Invariant: nothing is written or made here.
+Invariant: asking writes and makes nothing; folders are made when the result is there.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UserError
@@ -24,4 +26,14 @@ def check_place(path: str | os.PathLike[str], op: str, *, folder: bool = False) 
         raise UserError(f"{path}: cannot be written: {there} does not allow it", op=op)
 
 
-__all__ = ["check_place"]
+@contextmanager
+def folder_made(path: Path, op: str) -> Iterator[None]:
+    """A file is written at a path: its folders are made, and why it cannot be is an error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}", op=op) from None
+
+
+__all__ = ["check_place", "folder_made"]

@@ -83,13 +83,13 @@ async def listen_with(app: web.Application, settings: Settings) -> tuple[web.App
 
 async def run_server(
     settings: Settings,
-    *,
     tell: Callable[[str, float, float], None] | None = None,
     listening: Callable[[int], None] | None = None,
     ready: Callable[[Server, int], None] | None = None,
+    *,
     said: Callable[[str], None] | None = None,
-) -> None:
-    """Serve until a signal; `ready` is called once requests are served."""
+) -> int:
+    """Serve until a signal, and say which; `ready` is called once requests are served."""
     sys.setswitchinterval(SWITCH)
     loop = asyncio.get_running_loop()
     stopping: asyncio.Queue[int] = asyncio.Queue()
@@ -110,10 +110,10 @@ async def run_server(
             if ready is not None:
                 ready(server, port)
             await asyncio.wait([stop, dead], return_when=asyncio.FIRST_COMPLETED)
-        if stop.done():
-            await _drain(server, stopping, said)
-        elif dead.done():
+        if not stop.done():
             raise UserError("the engine is gone", op="serve", got=server.engine.reason)
+        await _drain(server, stopping, said)
+        return stop.result()
     finally:
         for task in (stop, start, dead):
             task.cancel()

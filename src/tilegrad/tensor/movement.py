@@ -19,6 +19,7 @@ from ..graph import build
 from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
 from ..ir.types import product
+from .numpy_names import numpy_names
 from .tensor import Tensor, call, lift, method, node_of, wrap
 
 # ---- arguments ------------------------------------------------------------------------------
@@ -368,6 +369,7 @@ def repeat_interleave(
 # ---- joining and cutting --------------------------------------------------------------------
 
 
+@numpy_names
 def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Tensors one after the other along an axis."""
     if isinstance(tensors, Tensor) or not isinstance(tensors, (list, tuple)):
@@ -386,6 +388,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 concat = concatenate = cat
 
 
+@numpy_names
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Tensors of one shape along a new axis."""
     found = [lift(x) for x in tensors]

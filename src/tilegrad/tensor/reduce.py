@@ -19,6 +19,7 @@ from ..ir.requirement import require
 from ..ir.symbol import Size
 from ..ir.types import product
 from .maths import abs_, cast, exp, floating, largest_finite, log, one_rounding, pick, sqrt
+from .numpy_names import numpy_names
 from .tensor import Tensor, lift, method, mode, node_of, wrap
 
 Dim = Union[int, Sequence[int], None]
@@ -179,6 +180,7 @@ def std(
     return cast(safe_sqrt(wide), tensor.dtype)
 
 
+@numpy_names
 def std_mean(
     x: Any,
     dim: Dim = None,

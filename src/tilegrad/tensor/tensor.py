@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import string_at
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ..graph import build, ops
 from ..ir.node import Node, next_serial
 from ..ir.symbol import Expr, Size
 from ..runtime.buffer import HOST, Buffer
+from .numpy_names import Function, numpy_names
 from .placement import default_device, elsewhere, is_pure, is_stored, on_host, settled, state
 from .realize import (
     by_device,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from .methods import Methods  # a stub: what the other files attach
 else:
     Methods = object
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Leaves:
@@ -388,6 +387,7 @@ def method(*names: str) -> Callable[[Function], Function]:
     """Attach a function to Tensor under its own name or the names given."""
 
     def attach(function: Function) -> Function:
+        function = numpy_names(function)
         for name in names or (function.__name__,):
             setattr(Tensor, name, function)
         return function

@@ -26,8 +26,8 @@ async def run_router(
     limit: int = LIMIT,
     ready: Callable[[Router, int], None] | None = None,
     said: Callable[[str], None] | None = None,
-) -> None:
-    """Serve until a signal; `replicas` are Processes or RayReplicas."""
+) -> int:
+    """Serve until a signal, and say which; `replicas` are Processes or RayReplicas."""
     loop = asyncio.get_running_loop()
     stopping: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -53,6 +53,7 @@ async def run_router(
         await asyncio.wait([second_signal, over], return_when=asyncio.FIRST_COMPLETED)
         second_signal.cancel()
         over.cancel()
+        return stop.result()
     finally:
         for task in (stop, lost, up):
             task.cancel()
