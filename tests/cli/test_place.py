@@ -85,6 +85,13 @@ def test_files_of_results_make_their_folders(tmp_path: Path) -> None:
             save(tmp_path / "file" / "made")
 
 
+def test_a_link_to_a_file_that_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "made")
+    place.check_place(tmp_path / "link", "op")
+    with pytest.raises(UserError, match="it is a file"):
+        place.check_place(tmp_path / "link", "op", folder=True)
+
+
 def test_a_quantised_file_makes_its_folder(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder" / "made.gguf"
     found = RUNNER.invoke(main.app, ["quantize", str(tiny), "--to", "q8_0", "--out", str(out)])

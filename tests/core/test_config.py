@@ -7,6 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,6 +100,8 @@ def test_set_threads():
     with override():
         set_threads(5)
         assert config().threads == 5
+        set_threads(np.int64(3))
+        assert type(config().threads) is int and config().threads == 3
         with pytest.raises(UserError):
             set_threads(0)
     with override(), pytest.raises(UserError):

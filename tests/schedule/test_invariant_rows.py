@@ -104,6 +104,21 @@ def test_rows_of_machines_that_are_not_here(target: Target, dtype: DType) -> Non
             np.testing.assert_array_equal(a.view(np.uint8), b[: len(a)].view(np.uint8))
 
 
+@pytest.mark.parametrize("target", [AVX512, A100, H200], ids=lambda t: t.name)
+@pytest.mark.parametrize("lead", [(), (3,)], ids=["alone", "batch"])
+def test_products_of_few(target: Target, lead: tuple[int, ...]) -> None:
+    """Tiles are as large as those of many rows: of a result of one element, one is stored."""
+    axis, random = len(lead), np.random.default_rng(0)
+    for m, n in ((1, 1), (1, 2), (2, 1), (3, 5)):
+        values = [random.standard_normal((*lead, s, 200)).astype(np.float32) for s in (m, n)]
+        x, y = (build.input_(v.shape, float32) for v in values)
+        batch = (tuple(range(axis)),) * 2
+        result = build.add(build.dot(x, y, batch, ((axis + 1,), (axis + 1,)), float32), 1.0)
+        with override(determinism="invariant"):
+            (got,) = run_interpreted(target, [x, y], [result], values)
+        np.testing.assert_allclose(got, values[0] @ values[1].swapaxes(-1, -2) + 1, 1e-4, 1e-4)
+
+
 def orders(target: Target, rows: Any, dtype: DType) -> list[Any]:
     """Of every launch what sets the order of its sums: the steps of k of its Plan, its threads, and
     the lengths of what it reduces."""

@@ -40,7 +40,9 @@ from tilegrad.compiler.compile import schedule_for
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import build, ops
+from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
+from tilegrad.ir.symbol import symbol
 from tilegrad.schedule.schedule import Launch
 from tilegrad.schedule.threads import reductions as thread_rows
 from tilegrad.schedule.threads import sort as thread_sort
@@ -194,6 +196,19 @@ def test_sum_over_middle_axis() -> None:
         floats(5, 300, 37),
         looser=20,
     )
+
+
+@pytest.mark.parametrize("count", [0, 1, 17, 700, 4095])
+@pytest.mark.parametrize("lead", [(), (3,)], ids=["first", "middle"])
+def test_columns_of_any_length(lead: tuple, count: int) -> None:
+    """Far fewer elements than there may be: parts of the axis that have none add nothing."""
+    axis, value = len(lead), floats(*lead, count, 40)
+    x = build.input_((*lead, symbol("N", 0, 4096), 40), dtypes.float32)
+    outputs = [build.sum_(x, axis), build.max_(build.add(x, 1.0), axis), build.sum_(x)]
+    expected = interpret(outputs, {x: value}, {"N": count})
+    found = run_on_threads([x], outputs, [value], {"N": count})
+    for node, got, want in zip(outputs, found, expected):
+        judge.compare(node, got, want, 50)
 
 
 # ---- movement -------------------------------------------------------------------------------

@@ -573,3 +573,11 @@ def test_a_python_float_is_what_it_is_outside(name: str, dtype: type) -> None:
 
 def test_a_number_alone_has_the_dtype_of_numbers() -> None:
     assert jit(lambda a: a * 2)(0.1).dtype is Tensor([0.1]).dtype
+
+
+def test_bounds_of_symbols_are_any_ints() -> None:
+    x = rand(2, 3)
+    bounds = ("N", np.int64(1), np.int64(9))
+    assert jit(lambda a: a * 2, dynamic={"a": {0: bounds}})(x).numpy().shape == (2, 3)
+    with pytest.raises(UserError, match="no int"):
+        jit(lambda a: a * 2, dynamic={"a": {0: ("N", 1.0, 9)}})(x)

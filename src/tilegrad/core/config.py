@@ -188,10 +188,10 @@ def _changed(changes: Mapping[str, Any]) -> Config:
 
 def set_threads(count: int) -> None:
     """Use `count` threads from the next run on."""
-    if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
+    if not hasattr(count, "__index__") or not 1 <= count <= MOST_THREADS:
         limits = f"a whole number >= 1 and <= {MOST_THREADS}"
         raise UserError("bad thread count", expected=limits, got=count)
-    configure(threads=count)
+    configure(threads=count.__index__())
 
 
 @contextmanager

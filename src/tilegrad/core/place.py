@@ -22,7 +22,7 @@ def check_place(path: str | os.PathLike[str], op: str, *, folder: bool = False) 
     if there == place and place.is_dir() != folder:
         kind = "it is a file" if folder else "it is a folder"
         raise UserError(f"{path}: cannot be written: {kind}", op=op)
-    if not os.access(there, os.W_OK):
+    if os.path.exists(there) and not os.access(there, os.W_OK):  # no link to what is yet to be
         raise UserError(f"{path}: cannot be written: {there} does not allow it", op=op)
 
 

@@ -141,6 +141,9 @@ def named(kind: str, name: str, low: int, high: int) -> Expr:
 
 def symbol(name: str, low: int, high: int) -> Size:
     """A Symbol with inclusive bounds; a single possible value gives the plain int."""
+    if not hasattr(low, "__index__") or not hasattr(high, "__index__"):
+        raise UserError(f"symbol {name}: a bound is no int", expected="ints", got=(low, high))
+    low, high = low.__index__(), high.__index__()  # of NumPy too
     if low > high:
         raise UserError(f"symbol {name}: empty bounds", expected="low <= high", got=(low, high))
     return low if low == high else named("symbol", name, low, high)

@@ -123,7 +123,7 @@ def _entry(x: Tensor, axis: int, item: Any, op: str) -> Entry:
     if isinstance(item, int):
         return Entry("int", axis, in_range(item, size, axis, op))
     node = index_node(item, size, axis, op)
-    if not node.shape and isinstance(item, Tensor):
+    if not node.shape:
         return Entry("at", axis, value=node)
     return Entry("index", axis, value=node)
 
@@ -253,7 +253,7 @@ def index_node(item: Any, size: Size, axis: int, op: str) -> Node:
             known = np.where(known < 0, known + size, known).astype(np.int64)
             low = 0
     if node is None:
-        node = from_array(np.ascontiguousarray(known, dtype=np.int64))
+        node = from_array(np.asarray(known, dtype=np.int64))
         if low >= 0:
             return node
     if node.dtype.kind == "uint":

@@ -203,7 +203,7 @@ def unique(
         results.append(found[1].reshape(shape).astype(np.int64))
     if return_counts:
         results.append(found[2].astype(np.int64))
-    tensors = tuple(wrap(from_array(np.ascontiguousarray(r))) for r in results)
+    tensors = tuple(wrap(from_array(r)) for r in results)
     return tensors if len(tensors) > 1 else tensors[0]
 
 

@@ -234,8 +234,7 @@ class Columns(Reductions, ThreadPart):
         sizes = (results // inner, blocks, parts)
         grid, (outer, block, part) = self.sheet.programs(*sizes)
         base = block * self.block
-        start: Size = part * length
-        stop = minimum(start + length, count) if parts > 1 else count
+        start, stop = (minimum(end * length, count) for end in (part, part + 1))
         with self.e.vector(base, self.block, inner) as lane:
             row = outer * inner + lane
             for stage in range(1, space.stages() + 1):

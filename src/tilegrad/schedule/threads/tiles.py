@@ -258,9 +258,7 @@ class TileEvaluator(ExponentEvaluator):
             self._scattered(memory, value, offset, only)  # one of the lanes writes
             return
         if not varying:
-            if any(size != 1 for size in value.shape):
-                raise InternalError("schedule.threads", f"{value.type} stored to one element")
-            while value.shape:
+            while value.shape:  # of one element of each axis: others are nothing
                 value = b.extract(value)
             b.store(memory, value, (offset,))
             return
