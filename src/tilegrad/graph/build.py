@@ -25,6 +25,7 @@ from ..ir.rewrite import replace
 from ..ir.symbol import Expr, Size, combine, floor_divide
 from ..ir.symbol import minimum as size_minimum
 from ..ir.types import Array, product
+from ..ir.whole import is_one, whole
 from . import ops
 from .ranges import surely_inside
 
@@ -88,8 +89,8 @@ def input_(shape: Shape, dtype: DType, key: int | None = None) -> Node:
 def axis_of(x: Node, axis: int, op: str, extra: int = 0) -> int:
     """A non-negative axis of x, checked."""
     rank = len(x.shape) + extra
-    if not isinstance(axis, (int, np.integer)):
-        raise DTypeError("axis is not an int", op=op, expected="int", got=type(axis).__name__)
+    if axis.__class__ is not int:
+        axis = whole(axis, op, "axis")
     if not -rank <= axis < rank:
         raise AxisError(
             f"axis {axis} is out of range for shape {show(x.shape)}",
@@ -97,18 +98,17 @@ def axis_of(x: Node, axis: int, op: str, extra: int = 0) -> int:
             expected=f"-{rank} <= axis < {rank}",
             got=axis,
         )
-    return int(axis) % rank
+    return axis % rank
 
 
 def axes_of(x: Node, axes: int | Sequence[int] | None, op: str) -> tuple[int, ...]:
     """Sorted, distinct, non-negative axes; None means all. A scalar has none, named 0 or -1."""
     if axes is None:
         return tuple(range(len(x.shape)))
-    if isinstance(axes, (int, np.integer)):
-        axes = (int(axes),)
-    found = [axis_of(x, a, op, extra=0 if x.shape else 1) for a in axes]
+    given: Any = (axes,) if is_one(axes) else tuple(axes)  # type: ignore[arg-type]
+    found = [axis_of(x, a, op, extra=0 if x.shape else 1) for a in given]
     if len(set(found)) != len(found):
-        raise AxisError("an axis is named twice", op=op, got=tuple(axes))
+        raise AxisError("an axis is named twice", op=op, got=given)
     return tuple(sorted(found)) if x.shape else ()
 
 

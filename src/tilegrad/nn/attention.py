@@ -39,12 +39,12 @@ class MultiheadAttention(Module):
         self.batch_first, self.head_dim = batch_first, embed_dim // num_heads
         self.add_zero_attn = add_zero_attn
         same = self.kdim == self.vdim == embed_dim
-        joint = new_parameter(3 * embed_dim, embed_dim, dtype=dtype) if same else None
+        joint = new_parameter(3 * int(embed_dim), embed_dim, dtype=dtype) if same else None
         self.register_parameter("in_proj_weight", joint)
         for name, size in (("q", embed_dim), ("k", self.kdim), ("v", self.vdim)):
             own = None if same else new_parameter(embed_dim, size, dtype=dtype)
             self.register_parameter(f"{name}_proj_weight", own)
-        offset = Parameter(zeros(3 * embed_dim, dtype=dtype)) if bias else None
+        offset = Parameter(zeros(3 * int(embed_dim), dtype=dtype)) if bias else None
         self.register_parameter("in_proj_bias", offset)
         for name in ("bias_k", "bias_v"):
             own = new_parameter(1, 1, embed_dim, dtype=dtype) if add_bias_kv else None

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..core.errors import AxisError, DTypeError, UserError
+from ..ir.whole import whole
 from ..tensor.tensor import Tensor
 from .module import Module, Parameter
 
@@ -20,7 +21,8 @@ def _checked(op: str, module: Any) -> Module:
 
 
 def _place(op: str, index: Any, count: int) -> int:
-    if not isinstance(index, int) or not -count <= index < count:
+    index = whole(index, op, "a position")
+    if not -count <= index < count:
         raise AxisError(
             "no such position", op=op, expected=f"-{count} <= index < {count}", got=index
         )

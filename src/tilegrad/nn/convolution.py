@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from ..core.errors import UserError
+from ..ir.whole import wholes
 from ..tensor import convolution
 from ..tensor.convolution import Sizes, per_axis
 from ..tensor.padding import pad
@@ -48,6 +49,8 @@ class _Convolution(Module):
     ) -> None:
         super().__init__()
         name, rank = type(self).__name__, self.rank
+        counts = (in_channels, out_channels, groups)
+        in_channels, out_channels, groups = wholes(counts, name, "a count of channels or groups")
         if in_channels % groups or out_channels % groups:
             raise UserError(
                 "channels do not divide into groups",
@@ -204,7 +207,7 @@ class _Transposed(_Convolution):
 
     def _extra(self, x: Tensor, output_size: Any) -> tuple[int, ...]:
         """The output padding that gives a size."""
-        wanted = tuple(output_size)[-self.rank :]
+        wanted = wholes(output_size, type(self).__name__, "a size")[-self.rank :]
         padding: Any = self.padding
         found = []
         for i, size in enumerate(wanted):

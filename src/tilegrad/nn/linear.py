@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.errors import ShapeError, UserError
 from ..graph import build
+from ..ir.whole import whole
 from ..tensor.creation import empty
 from ..tensor.matmul import bilinear, linear
 from ..tensor.norm import embedding, embedding_bag
@@ -109,6 +110,9 @@ class Embedding(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        num_embeddings = whole(num_embeddings, "Embedding", "num_embeddings")
+        if padding_idx is not None:
+            padding_idx = whole(padding_idx, "Embedding", "padding_idx")
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             raise UserError(
                 "padding_idx is not a row",

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.errors import ShapeError, UserError
 from ..graph import build
+from ..ir.whole import wholes
 from ..tensor.creation import ones, tensor, zeros
 from ..tensor.norm import (
     batch_norm,
@@ -24,8 +25,8 @@ from ..tensor.tensor import Tensor, mode, no_grad, realize
 from .module import Module, Parameter
 
 
-def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
-    return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+def _shape(op: str, normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    return wholes(normalized_shape, op, "a size")
 
 
 class LayerNorm(Module):
@@ -40,7 +41,7 @@ class LayerNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape, self.eps = _shape(normalized_shape), eps
+        self.normalized_shape, self.eps = _shape(type(self).__name__, normalized_shape), eps
         self.elementwise_affine = elementwise_affine
         shape = self.normalized_shape
         weight = Parameter(ones(*shape, dtype=dtype)) if elementwise_affine else None
@@ -70,7 +71,7 @@ class RMSNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape, self.eps = _shape(normalized_shape), eps
+        self.normalized_shape, self.eps = _shape(type(self).__name__, normalized_shape), eps
         self.elementwise_affine = elementwise_affine
         weight = Parameter(ones(*self.normalized_shape, dtype=dtype))
         self.register_parameter("weight", weight if elementwise_affine else None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.errors import ShapeError, UserError
 from ..graph import build
+from ..ir.whole import wholes
 from ..tensor.activation import relu
 from ..tensor.control import scan
 from ..tensor.creation import zeros
@@ -44,6 +45,8 @@ class _Recurrent(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        sizes = (input_size, hidden_size, num_layers)
+        input_size, hidden_size, num_layers = wholes(sizes, type(self).__name__, "a size")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout = bias, batch_first, dropout
         self.bidirectional = bidirectional

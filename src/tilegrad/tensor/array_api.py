@@ -38,6 +38,7 @@ from ..core.dtype import (
 )
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
+from ..ir.whole import is_one
 from ..runtime.buffer import HOST
 from . import compare, creation, cumulative, elementwise, maths, movement, reduce, select
 from . import sort as sorting
@@ -214,7 +215,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Tensor:
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    return (shape,) if is_one(shape) else tuple(shape)
 
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -458,7 +459,7 @@ def prod(
 def _axes(x: Tensor, axis: Axis) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(x.ndim))
-    given = (axis,) if isinstance(axis, int) else axis
+    given: Any = (axis,) if is_one(axis) else axis
     return tuple(build.axis_of(x.node, a, "axis") for a in given)
 
 
@@ -655,7 +656,7 @@ def reshape(x: Tensor, /, shape: Any, *, copy: Any = None) -> Tensor:
 
 def roll(x: Tensor, /, shift: Any, *, axis: Any = None) -> Tensor:
     """Elements moved along axes, those at the end to the front."""
-    if isinstance(axis, tuple) and isinstance(shift, int):
+    if isinstance(axis, tuple) and is_one(shift):
         shift = (shift,) * len(axis)
     return movement.roll(x, shift, axis)
 

@@ -21,6 +21,7 @@ from ..ir.block import argument_op
 from ..ir.node import Node
 from ..ir.symbol import Size, combine
 from ..ir.types import product
+from ..ir.whole import is_one, wholes
 from .random import Generator, next_key_and_offset
 from .tensor import Tensor, lift, node_of, wrap
 
@@ -126,9 +127,8 @@ def _band(causal: bool | str, window: Any, sizes: Sizes, packed: bool) -> Band:
 
 def _window(window: Any, causal: bool) -> tuple[int | None, int | None]:
     """How many keys before and after its own a query sees; None for all."""
-    if isinstance(window, int) and not isinstance(window, bool) and window >= 1:
-        return window - 1, 0 if causal else window - 1
-    pair = tuple(window) if isinstance(window, (tuple, list)) else ()
+    pair = wholes(window, OP, "a window", none=True)
+    pair = (pair[0] - 1, 0 if causal else pair[0] - 1) if is_one(window) else pair
     if len(pair) == 2 and all(w is None or (isinstance(w, int) and w >= 0) for w in pair):
         return pair
     raise UserError(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..core.errors import InternalError, ShapeError
+from ..ir.whole import is_one
 
 Extract = Callable[[Any, list[Any]], bool]
 Rebuild = Callable[[Any], Any]  # takes an iterator over leaves
@@ -325,7 +326,7 @@ def map_leaves(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 
 def broadcast_prefix(prefix: Any, value: Any, op: str) -> list[Any]:
     """One item per leaf of value from a shorter nest: an item stands for all below it."""
-    if prefix is None or isinstance(prefix, (int, str, bool)):
+    if prefix is None or isinstance(prefix, str) or is_one(prefix):
         return [prefix] * flatten(value)[1].count
     kind, keys, items = _inside(value)
     mine, my_keys, my_items = _inside(prefix)

@@ -15,6 +15,7 @@ from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError
 from ..graph import build
 from ..ir.node import Node
+from ..ir.whole import whole
 from .container import Structure, flatten
 from .random import step_salt
 from .tensor import mode, node_of, wrap
@@ -109,7 +110,7 @@ def _like(new: Sequence[Node], old: Sequence[Node]) -> list[Node]:
 def _length(slices: Sequence[Node], length: Any) -> Any:
     sizes = list(dict.fromkeys([s.shape[0] if s.shape else 0 for s in slices]))
     if length is not None:
-        sizes = list(dict.fromkeys([*sizes, length]))
+        sizes = list(dict.fromkeys([*sizes, whole(length, "scan", "the length")]))
     if len(sizes) != 1:
         raise ShapeError(
             "the number of steps is not clear",

@@ -17,6 +17,7 @@ from ..graph.grad import gradients
 from ..ir.node import Node
 from ..ir.requirement import require
 from ..ir.symbol import Size
+from ..ir.whole import whole, wholes
 from .maths import cast
 from .matmul import matched
 from .movement import flip, reshape
@@ -28,7 +29,7 @@ Sizes = Union[int, Sequence[int]]
 
 def per_axis(op: str, name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
     """One whole number for each axis of space, from one or several."""
-    found = (value,) * rank if isinstance(value, int) else tuple(value)
+    found = wholes(value, op, name)
     if len(found) == 1:
         found = found * rank
     if len(found) != rank or not all(isinstance(v, int) and v >= least for v in found):
@@ -111,7 +112,8 @@ def _with_bias(op: str, result: Tensor, bias: Any, rank: int) -> Tensor:
 
 def _check_inputs(
     op: str, x: Tensor, weight: Tensor, groups: int, rank: int, transposed: bool
-) -> None:
+) -> int:
+    """The groups, an int."""
     if x.ndim != rank + 2 or weight.ndim != rank + 2:
         raise ShapeError(
             "wrong number of axes",
@@ -119,7 +121,8 @@ def _check_inputs(
             expected=f"input (batch, channels, {rank} of space) and a weight of {rank + 2} axes",
             got=f"{build.show(x.shape)} and {build.show(weight.shape)}",
         )
-    if not isinstance(groups, int) or groups < 1:
+    groups = whole(groups, op, "groups")
+    if groups < 1:
         raise UserError("bad groups", op=op, expected="an int >= 1", got=groups)
     channels = weight.shape[0] if transposed else weight.shape[1] * groups
     if x.shape[1] != channels or weight.shape[0] % groups:
@@ -130,6 +133,7 @@ def _check_inputs(
             f"groups={groups}",
             got=f"input {build.show(x.shape)}, weight {build.show(weight.shape)}",
         )
+    return groups
 
 
 def _batched(x: Tensor, rank: int) -> tuple[Tensor, bool]:
@@ -180,7 +184,7 @@ def _convolve(
     op = f"conv{rank}d"
     x, kernel = matched(op, input, weight)
     x, single = _batched(x, rank)
-    _check_inputs(op, x, kernel, groups, rank, False)
+    groups = _check_inputs(op, x, kernel, groups, rank, False)
     steps = per_axis(op, "stride", stride, rank, 1)
     dilations = per_axis(op, "dilation", dilation, rank, 1)
     widths: Any = kernel.shape[2:]
@@ -271,7 +275,7 @@ def _convolve_transposed(
     op = f"conv_transpose{rank}d"
     x, kernel = matched(op, input, weight)
     x, single = _batched(x, rank)
-    _check_inputs(op, x, kernel, groups, rank, True)
+    groups = _check_inputs(op, x, kernel, groups, rank, True)
     steps = per_axis(op, "stride", stride, rank, 1)
     dilations = per_axis(op, "dilation", dilation, rank, 1)
     cut = per_axis(op, "padding", padding, rank, 0)

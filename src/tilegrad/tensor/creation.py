@@ -18,6 +18,7 @@ from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
+from ..ir.whole import whole, wholes
 from ..runtime.buffer import HOST
 from ..runtime.device import zeroed
 from .convert import place, settle
@@ -288,15 +289,18 @@ def arange(
     """start, start + step, ... before end."""
     if end is None:
         start, end = 0, start
-    start, end, step = (v.item() if isinstance(v, Tensor) else v for v in (start, end, step))
+    start, end, step = (
+        v.item() if isinstance(v, (Tensor, np.generic, np.ndarray)) else v
+        for v in (start, end, step)
+    )
     if not isinstance(step, Expr) and step == 0:
         raise UserError("the step is 0", op="arange", expected="a step other than 0", got=step)
-    whole = all(isinstance(v, (int, np.integer, Expr)) for v in (start, end, step))
-    found = dtype_of(dtype) if dtype is not None else (dtypes.int64 if whole else dtypes.float32)
-    if not whole and not all(isinstance(v, Expr) or math.isfinite(v) for v in (start, end, step)):
+    exact = all(isinstance(v, (int, Expr)) for v in (start, end, step))
+    found = dtype_of(dtype) if dtype is not None else (dtypes.int64 if exact else dtypes.float32)
+    if not exact and not all(isinstance(v, Expr) or math.isfinite(v) for v in (start, end, step)):
         got = f"start {start}, end {end}, step {step}"
         raise UserError("a bound is not finite", op="arange", expected="numbers", got=got)
-    count = -((start - end) // step) if whole else math.ceil((end - start) / step)
+    count = -((start - end) // step) if exact else math.ceil((end - start) / step)
     count = count if isinstance(count, Expr) else int(count)
     require(
         count,
@@ -309,18 +313,18 @@ def arange(
         end=end,
         step=step,
     )
-    node = _line(count, start, step, whole, found)
+    node = _line(count, start, step, exact, found)
     return _made(node, requires_grad, device, "arange")
 
 
-def _line(count: Size, start: Any, step: Any, whole: bool, dtype: DType) -> Node:
+def _line(count: Size, start: Any, step: Any, exact: bool, dtype: DType) -> Node:
     """start + i * step, computed exactly enough to be rounded once."""
-    if whole and not any(isinstance(v, Expr) for v in (start, step)):
+    if exact and not any(isinstance(v, Expr) for v in (start, step)):
         if step == 1 and start == 0:
             return build.iota(count, dtype)
         line = build.add(build.multiply(build.iota(count, dtypes.int64), step), start)
         return build.cast(line, dtype)
-    if whole:
+    if exact:
         line = build.multiply(build.iota(count), build.size_value(step))
         return build.cast(build.add(line, build.size_value(start)), dtype)
     line = build.cast(build.iota(count), dtypes.float64)
@@ -344,9 +348,7 @@ def linspace(
 
 
 def _even(start: Any, end: Any, steps: int, op: str) -> Node:
-    steps = int(steps) if isinstance(steps, Tensor) and steps.dtype.is_integer else steps
-    if not isinstance(steps, (int, np.integer)):
-        raise DTypeError("steps is not an int", op=op, expected="int", got=type(steps).__name__)
+    steps = whole(steps, op, "steps")
     if steps < 0:
         raise UserError("bad number of steps", op=op, expected="steps >= 0", got=steps)
     first, last = float(start), float(end)
@@ -396,7 +398,7 @@ def _triangle(shape: tuple[Size, ...], diagonal: int, lower: bool, op: str) -> N
     """Where an element of the last two axes lies in the triangle."""
     if len(shape) < 2:
         raise ShapeError("needs a matrix", op=op, expected="ndim >= 2", got=build.show(shape))
-    row = build.add(build.iota_along(shape[-2:], 0), diagonal)
+    row = build.add(build.iota_along(shape[-2:], 0), whole(diagonal, op, "the diagonal"))
     column = build.iota_along(shape[-2:], 1)
     return build.less_equal(column, row) if lower else build.less_equal(row, column)
 
@@ -420,16 +422,19 @@ def triu(x: Any, diagonal: int = 0) -> Tensor:
 def tri(n: Size, m: Size | None = None, k: int = 0, *, dtype: Any = None) -> Tensor:
     """Ones on and below a diagonal; `dtype=bool` makes a causal mask."""
     found = dtypes.float32 if dtype is None else dtype_of(dtype)
-    return wrap(build.cast(_triangle((n, n if m is None else m), k, True, "tri"), found))
+    shape = sizes_of("tri", (n, n if m is None else m))
+    return wrap(build.cast(_triangle(shape, k, True, "tri"), found))
 
 
 def tril_indices(row: int, col: int, offset: int = 0) -> Tensor:
     """Rows and columns of the elements on and below a diagonal."""
+    row, col, offset = wholes((row, col, offset), "tril_indices", "a size or offset")
     return from_numpy(np.stack(np.tril_indices(row, offset, col)).astype(np.int64))
 
 
 def triu_indices(row: int, col: int, offset: int = 0) -> Tensor:
     """Rows and columns of the elements on and above a diagonal."""
+    row, col, offset = wholes((row, col, offset), "triu_indices", "a size or offset")
     return from_numpy(np.stack(np.triu_indices(row, offset, col)).astype(np.int64))
 
 
@@ -440,7 +445,8 @@ def one_hot(x: Any, num_classes: int = -1) -> Tensor:
         raise DTypeError(
             "classes are not integers", op="one_hot", expected="integers", got=found.dtype
         )
-    count = int(found.max()) + 1 if num_classes == -1 else num_classes
+    count = whole(num_classes, "one_hot", "num_classes")
+    count = int(found.max()) + 1 if count == -1 else count
     classes = wrap(build.iota(count))
     labels = wrap(build.in_range(build.cast(node_of(found), dtypes.int64), count, "one_hot"))
     return cast(labels.unsqueeze(-1) == classes, dtypes.int64)

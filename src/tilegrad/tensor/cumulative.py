@@ -14,6 +14,7 @@ from ..core.dtype import dtype_of
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build, ops
 from ..ir.requirement import require
+from ..ir.whole import whole
 from .maths import cast, one_rounding, pick
 from .movement import narrow, reshape
 from .padding import pad
@@ -102,7 +103,7 @@ def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Extremes:
     if not tensor.ndim:
         return Extremes(*[r.reshape(()) for r in kthvalue(tensor.reshape(1), k, dim)])
     axis = build.axis_of(tensor.node, dim, "kthvalue")
-    size = tensor.shape[axis]
+    size, k = tensor.shape[axis], whole(k, "kthvalue", "k")
     for room in (k - 1, size - k):
         require(
             room,

@@ -22,6 +22,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
+from ..ir.whole import whole, wholes
 from .creation import arange
 from .elementwise import where
 from .maths import cast
@@ -162,7 +163,7 @@ def _chirped(x: Tensor, sign: int) -> Tensor:
 def _fitted(x: Tensor, size: int | None, axis: int, op: str) -> Tensor:
     """x cut, or filled with zeros, to a size along an axis."""
     now = x.shape[axis]
-    wanted = now if size is None else size
+    wanted = now if size is None else whole(size, f"fft.{op}", "the size")
     if not isinstance(now, int) or not isinstance(wanted, int) or wanted < 1:
         raise ShapeError(
             "the size of a transform is a positive integer known now",
@@ -267,21 +268,20 @@ def ihfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = No
 def _axes(op: str, x: Tensor, s: Any, dim: Any, real: bool) -> list[tuple[int, int | None]]:
     """Axes with the sizes asked for (-1: as it is)."""
     count = x.ndim - (0 if real else 1)
-    sizes = None if s is None else [s] if isinstance(s, int) else list(s)
+    sizes = None if s is None else wholes(s, f"fft.{op}", "a size")
     if dim is None:
         axes = list(range(count - len(sizes) if sizes is not None else 0, count))
     else:
-        given = [dim] if isinstance(dim, int) else list(dim)
-        axes = [_axis(x, d, op, real) for d in given]
-    sizes = [None] * len(axes) if sizes is None else [None if v == -1 else v for v in sizes]
-    if len(sizes) != len(axes) or len(set(axes)) != len(axes):
+        axes = [_axis(x, d, op, real) for d in wholes(dim, f"fft.{op}", "axis")]
+    wanted = [None] * len(axes) if sizes is None else [None if v == -1 else v for v in sizes]
+    if len(wanted) != len(axes) or len(set(axes)) != len(axes):
         raise ShapeError(
             "axes and sizes do not fit",
             op=f"fft.{op}",
             expected="one size for each axis, each axis once",
             got=f"s={s}, dim={dim}",
         )
-    return list(zip(axes, sizes))
+    return list(zip(axes, wanted))
 
 
 def fftn(input: Any, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
@@ -344,11 +344,13 @@ def irfft2(input: Any, s: Any = None, dim: Dims = (-2, -1), norm: str | None = N
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None) -> Tensor:
     """The frequencies of a transform of n samples with distance d."""
+    n = whole(n, "fftfreq", "n")
     return _over(roll(arange(n) - n // 2, -(n // 2), 0), n * d, dtype)
 
 
 def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None) -> Tensor:
     """The frequencies of a half transform of n samples."""
+    n = whole(n, "rfftfreq", "n")
     return _over(arange(n // 2 + 1), n * d, dtype)
 
 
@@ -367,7 +369,7 @@ def ifftshift(input: Any, dim: Dims = None) -> Tensor:
 
 
 def _shifted(x: Tensor, dim: Dims, sign: int) -> Tensor:
-    axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    axes = range(x.ndim) if dim is None else wholes(dim, "fftshift", "axis")
     wanted = [build.axis_of(x.node, a, "fftshift") for a in axes]
     for axis in wanted:
         size: int = x.shape[axis]

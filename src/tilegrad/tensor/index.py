@@ -77,6 +77,8 @@ def _item(item: Any) -> Any:
             item = item.astype(np.int64)
     if type(item).__module__ == "torch":
         item = item.numpy()
+    if isinstance(item, np.ndarray) and not item.ndim and item.dtype.kind in "iu":
+        return int(item)
     if isinstance(item, Tensor) or (isinstance(item, np.ndarray) and item.dtype.kind in "biu"):
         return item
     raise DTypeError(

@@ -14,6 +14,7 @@ from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError
 from ..graph import build, ops
 from ..ir.node import Node
+from ..ir.whole import is_one, whole, wholes
 from .maths import cast
 from .operands import number_for
 from .tensor import Tensor, lift, method, node_of, wrap
@@ -130,10 +131,11 @@ def kron(a: Any, b: Any) -> Tensor:
 def tensordot(a: Any, b: Any, dims: Any = 2) -> Tensor:
     """Contract the last axes of a with the first of b, or the axes listed for each."""
     left, right = matched("tensordot", a, b)
-    if isinstance(dims, int):
-        pair: Any = (range(left.ndim - dims, left.ndim), range(dims))
+    if is_one(dims):
+        count = whole(dims, "tensordot", "the count of axes")
+        pair: Any = (range(left.ndim - count, left.ndim), range(count))
     else:
-        pair = tuple((d,) if isinstance(d, int) else tuple(d) for d in dims)
+        pair = tuple([wholes(d, "tensordot", "axis") for d in dims])
     first = [build.axis_of(left.node, d, "tensordot") for d in pair[0]]
     second = [build.axis_of(right.node, d, "tensordot") for d in pair[1]]
     sizes = [left.shape[d] for d in first], [right.shape[d] for d in second]
@@ -263,8 +265,8 @@ def group_rows(ids: Any, groups: int) -> tuple[Tensor, Tensor, Tensor]:
 
     Rows have ids from 0 to groups - 1.
     """
-    picks = lift(ids)
-    if picks.ndim != 1 or not picks.dtype.is_integer or not isinstance(groups, int) or groups < 1:
+    picks, groups = lift(ids), whole(groups, "group_rows", "groups")
+    if picks.ndim != 1 or not picks.dtype.is_integer or groups < 1:
         raise ShapeError(
             "not a row of ids",
             op="group_rows",

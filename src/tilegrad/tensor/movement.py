@@ -19,6 +19,7 @@ from ..graph import build
 from ..ir.requirement import require
 from ..ir.symbol import Expr, Size
 from ..ir.types import product
+from ..ir.whole import is_one, whole, wholes
 from .numpy_names import numpy_names
 from .tensor import Tensor, call, lift, method, node_of, wrap
 
@@ -29,18 +30,7 @@ def sizes_of(op: str, sizes: tuple[Any, ...]) -> tuple[Size, ...]:
     """Sizes given one by one or as one sequence."""
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
-    found: list[Size] = []
-    for size in sizes:
-        if isinstance(size, Expr):
-            found.append(size)
-            continue
-        whole = size.dtype.is_integer if isinstance(size, Tensor) else not isinstance(size, bool)
-        if not whole or not isinstance(size, (int, np.integer, Tensor)):
-            raise DTypeError(
-                "a size is not an int", op=op, expected="ints", got=type(size).__name__
-            )
-        found.append(int(size))
-    return tuple(found)
+    return tuple([whole(s, op, "a size") for s in sizes])
 
 
 def axes_given(op: str, axes: tuple[Any, ...]) -> tuple[int, ...]:
@@ -138,19 +128,20 @@ def unflatten(x: Any, dim: int, sizes: Sequence[Size]) -> Tensor:
     """One axis cut into several; one size may be -1."""
     tensor = lift(x)
     axis = build.axis_of(tensor.node, dim, "unflatten")
+    sizes = wholes(sizes, "unflatten", "a size")
     known = [s for s in sizes if not (isinstance(s, int) and s == -1)]
-    whole, rest = tensor.shape[axis], product(tuple(known))
-    full = [whole // rest if isinstance(s, int) and s == -1 else s for s in sizes]
+    total, rest = tensor.shape[axis], product(tuple(known))
+    full = [total // rest if isinstance(s, int) and s == -1 else s for s in sizes]
     require(
-        product(tuple(full)) - whole,
+        product(tuple(full)) - total,
         ShapeError,
         "the sizes do not make the axis",
         op="unflatten",
-        expected="sizes with product {whole}",
+        expected="sizes with product {total}",
         got="{sizes}",
         exact=True,
-        whole=whole,
-        sizes=tuple(sizes),
+        total=total,
+        sizes=sizes,
     )
     return reshape(tensor, *tensor.shape[:axis], *full, *tensor.shape[axis + 1 :])
 
@@ -168,7 +159,7 @@ def permute(x: Any, *dims: Any) -> Tensor:
 def transpose(x: Any, dim0: int, dim1: int) -> Tensor:
     """Two axes swapped."""
     tensor = lift(x)
-    if not tensor.shape and {dim0, dim1} <= {0, -1}:
+    if not tensor.shape and {whole(d, "transpose", "axis") for d in (dim0, dim1)} <= {0, -1}:
         return tensor
     return call(build.transpose, tensor, a=dim0, b=dim1)
 
@@ -195,7 +186,7 @@ def t(x: Any) -> Tensor:
 def movedim(x: Any, source: Any, destination: Any) -> Tensor:
     """Axes moved to other positions; the rest keep their order."""
     tensor = lift(x)
-    pair = [(a,) if isinstance(a, int) else tuple(a) for a in (source, destination)]
+    pair = [wholes(a, "movedim", "axis") for a in (source, destination)]
     old, new = ([build.axis_of(tensor.node, a, "movedim") for a in axes] for axes in pair)
     if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
         raise AxisError(
@@ -215,7 +206,7 @@ moveaxis = movedim
 @method()
 def flip(x: Any, *axes: Any, dims: Any = None) -> Tensor:
     """Axes reversed, given one by one or as one sequence (also as `dims=`)."""
-    given = axes if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+    given = axes if dims is None else wholes(dims, "flip", "axis")
     return call(build.flip, lift(x), axes=axes_given("flip", given))
 
 
@@ -237,7 +228,7 @@ def roll(x: Any, shifts: Any, dims: Any = None) -> Tensor:
     tensor = lift(x)
     if dims is None:
         return reshape(roll(reshape(tensor, -1), shifts, 0), tensor.shape)
-    pair = [(v,) if isinstance(v, int) else tuple(v) for v in (shifts, dims)]
+    pair = [wholes(shifts, "roll", "a shift"), wholes(dims, "roll", "axis")]
     if len(pair[0]) != len(pair[1]):
         raise ShapeError(
             "needs a shift for each axis",
@@ -262,7 +253,7 @@ def rot90(x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """A plane of two axes turned by k quarter turns."""
     tensor = lift(x)
     first, second = (build.axis_of(tensor.node, d, "rot90") for d in dims)
-    quarters = k % 4
+    quarters = whole(k, "rot90", "k") % 4
     if quarters == 1:
         return transpose(flip(tensor, second), first, second)
     if quarters == 2:
@@ -313,7 +304,8 @@ def broadcast_tensors(*tensors: Any) -> list[Tensor]:
 
 def broadcast_shapes(*shapes: Any) -> tuple[Size, ...]:
     """The common shape of shapes."""
-    return build.broadcast_shapes("broadcast_shapes", *(tuple(s) for s in shapes))
+    found = [wholes(s, "broadcast_shapes", "a size") for s in shapes]
+    return build.broadcast_shapes("broadcast_shapes", *found)
 
 
 @method()
@@ -431,10 +423,11 @@ def narrow(x: Any, dim: int, start: Any, length: Size) -> Tensor:
     """`length` elements of an axis from `start`, which may be a Tensor known only at run time."""
     tensor = lift(x)
     axis = build.axis_of(tensor.node, dim, "narrow")
-    size = tensor.shape[axis]
+    size, length = tensor.shape[axis], whole(length, "narrow", "length")
     if isinstance(start, Tensor):
         index = build.add(build.iota(length), build.cast(node_of(start), dtype_of("int64")))
         return tensor.index_select(axis, wrap(index))
+    start = whole(start, "narrow", "start")
     begin = start + size if isinstance(start, int) and start < 0 else start
     for room in (begin, length, size - begin - length):
         require(
@@ -457,13 +450,14 @@ def split(x: Any, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     tensor = lift(x)
     axis = build.axis_of(tensor.node, dim, "split")
     size = tensor.shape[axis]
-    if isinstance(split_size, int):
+    if is_one(split_size):
+        split_size = whole(split_size, "split", "a size")
         if split_size <= 0 and size != 0:
             raise UserError("bad size", op="split", expected="a size > 0", got=split_size)
         count = max(1, -(-size // split_size)) if split_size else 1
         sizes = [split_size] * (count - 1) + [size - split_size * (count - 1)]
     else:
-        sizes = list(split_size)
+        sizes = list(wholes(split_size, "split", "a size"))
         require(
             sum(sizes) - size,
             ShapeError,
@@ -484,6 +478,7 @@ def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most so many pieces of one size (the last may be smaller)."""
     tensor = lift(x)
     size = tensor.shape[build.axis_of(tensor.node, dim, "chunk")]
+    chunks = whole(chunks, "chunk", "the count")
     if chunks < 1:
         raise UserError("bad count", op="chunk", expected="chunks >= 1", got=chunks)
     if isinstance(size, int) and size == 0:
@@ -502,15 +497,14 @@ def tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor
     size: Any = tensor.shape[build.axis_of(tensor.node, dim, "tensor_split")]
     if isinstance(indices_or_sections, Tensor):
         indices_or_sections = indices_or_sections.tolist()
-    if isinstance(indices_or_sections, int):
-        if indices_or_sections < 1:
-            raise ShapeError(
-                "no pieces", op="tensor_split", expected="1 or more", got=indices_or_sections
-            )
-        part, larger = divmod(size, indices_or_sections)
-        sizes = [part + (i < larger) for i in range(indices_or_sections)]
-        return split(tensor, sizes, dim)
-    cuts = [0, *(min(max(c + size if c < 0 else c, 0), size) for c in indices_or_sections), size]
+    given = wholes(indices_or_sections, "tensor_split", "an index or a count")
+    if is_one(indices_or_sections):
+        (count,) = given
+        if count < 1:
+            raise ShapeError("no pieces", op="tensor_split", expected="1 or more", got=count)
+        part, larger = divmod(size, count)
+        return split(tensor, [part + int(i < larger) for i in range(count)], dim)
+    cuts = [0, *(min(max(c + size if c < 0 else c, 0), size) for c in given), size]
     return tuple(narrow(tensor, dim, a, max(b - a, 0)) for a, b in itertools.pairwise(cuts))
 
 

@@ -18,6 +18,7 @@ from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
 from ..ir.requirement import require
 from ..ir.symbol import Size
+from ..ir.whole import whole, wholes
 from .elementwise import clamp
 from .index import row_node
 from .maths import cast, pick, rsqrt
@@ -66,7 +67,7 @@ def _standard(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
 
 
 def _last_axes(op: str, x: Tensor, normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
-    wanted = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    wanted = wholes(normalized_shape, op, "a size")
     if not wanted or x.shape[-len(wanted) :] != wanted:
         raise ShapeError(
             "the last axes differ",
@@ -235,7 +236,7 @@ def group_norm(
     x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
     """Mean 0 and variance 1 over groups of channels of each example."""
-    tensor = _float("group_norm", x)
+    tensor, num_groups = _float("group_norm", x), whole(num_groups, "group_norm", "num_groups")
     if tensor.ndim < 2 or tensor.shape[1] % num_groups != 0:
         raise ShapeError(
             "the channels do not divide into groups",
@@ -255,7 +256,7 @@ def local_response_norm(
     x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Tensor:
     """x over (k + alpha * mean square of neighbouring channels) ** beta."""
-    tensor = _float("local_response_norm", x)
+    tensor, size = _float("local_response_norm", x), whole(size, "local_response_norm", "size")
     wide = _wide(tensor)
     amounts = [0, 0] * (tensor.ndim - 2) + [size // 2, (size - 1) // 2]
     around = mean(unfold(pad(wide * wide, amounts), 1, size, 1), -1)
@@ -294,7 +295,7 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
     rows = wrap(build.gather(node_of(table), [row_numbers], (0,)), table)
     if padding_idx is None:
         return rows
-    count: Any = table.shape[0]
+    padding_idx, count = whole(padding_idx, "embedding", "padding_idx"), table.shape[0]
     if not -count <= padding_idx < count:
         raise ShapeError(
             "padding_idx is not a row",
@@ -341,6 +342,8 @@ def embedding_bag(
             got=build.show(index.shape),
             expected="rows of indices, or a line with offsets",
         )
+    if padding_idx is not None:
+        padding_idx = whole(padding_idx, "embedding_bag", "padding_idx")
     rows = embedding(index.reshape(-1), table, padding_idx)
     kept = None if padding_idx is None else (index.reshape(-1) != padding_idx % table.shape[0])
     return _bagged(rows, bag, count, mode, per_sample_weights, kept)

@@ -14,6 +14,7 @@ from ..core.errors import ShapeError, UserError
 from ..graph import build, ops
 from ..ir.requirement import require
 from ..ir.symbol import Size, minimum
+from ..ir.whole import whole, wholes
 from .movement import cat, expand, flip, movedim, narrow, reshape, unsqueeze
 from .tensor import Tensor, call, lift, method, node_of, wrap
 
@@ -24,12 +25,12 @@ MODES = ("constant", "reflect", "replicate", "circular")
 def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     """Elements added before and after axes, the last axis first; negative amounts cut."""
     tensor = lift(x)
-    amounts = list(pad)
+    amounts = wholes(pad, "pad", "an amount")
     if len(amounts) % 2 or len(amounts) > 2 * tensor.ndim:
         raise ShapeError(
             "bad amounts",
             op="pad",
-            got=tuple(amounts),
+            got=amounts,
             expected=f"pairs for at most {tensor.ndim} axes",
         )
     if mode not in MODES:
@@ -127,18 +128,19 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Tensor:
     if not tensor.shape:
         tensor = reshape(tensor, 1)
     axis = build.axis_of(tensor.node, dimension, "unfold")
-    whole = tensor.shape[axis]
-    for room in (size, step - 1, whole - size):
+    size, step = (whole(v, "unfold", name) for v, name in ((size, "size"), (step, "step")))
+    total = tensor.shape[axis]
+    for room in (size, step - 1, total - size):
         require(
             room,
             ShapeError,
             "the window does not fit",
             op="unfold",
             got="size {size}, step {step}",
-            expected="size <= {whole}, step >= 1",
+            expected="size <= {total}, step >= 1",
             size=size,
             step=step,
-            whole=whole,
+            total=total,
         )
     return call(build.windows, tensor, axis=axis, width=size, step=step)
 
@@ -155,6 +157,7 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
             "needs 2 axes", op="diagonal", expected="ndim >= 2", got=build.show(tensor.shape)
         )
     tensor = movedim(tensor, (dim1, dim2), (-2, -1))
+    offset = whole(offset, "diagonal", "the offset")
     rows, columns = tensor.shape[-2:]
     top, left = max(-offset, 0), max(offset, 0)
     count = max(min(rows - top, columns - left), 0)
@@ -170,6 +173,7 @@ def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tenso
     """Matrices whose diagonal is the last axis of x."""
     tensor = lift(x)
     build.axis_of(tensor.node, -1, "diag_embed")
+    offset = whole(offset, "diag_embed", "the offset")
     count = tensor.shape[-1] + abs(offset)
     before = (max(-offset, 0), max(offset, 0))
     rows = pad(unsqueeze(tensor, -1), [0, 0, before[0], before[1]])

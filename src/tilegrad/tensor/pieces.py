@@ -13,6 +13,7 @@ from ..core import dtype as dtypes
 from ..core.errors import AxisError, ShapeError, UserError
 from ..graph import build
 from ..ir.symbol import Size, high
+from ..ir.whole import is_one, whole, wholes
 from .maths import cast
 from .movement import _at_least, cat, expand, narrow, reshape, tensor_split, unsqueeze
 from .tensor import Tensor, lift, method, node_of, wrap
@@ -69,6 +70,7 @@ def _split_along(op: str, x: Any, where: Any, axis: int, least: int) -> tuple[Te
     if tensor.ndim < least:
         raise AxisError("too few axes", op=op, expected=f"at least {least}", got=tensor.ndim)
     size = tensor.shape[axis]
+    where = whole(where, op, "a count") if is_one(where) else where
     if isinstance(where, int) and isinstance(size, int) and (where < 1 or size % where):
         raise ShapeError(
             "the axis does not divide",
@@ -108,7 +110,7 @@ def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = N
     axis = build.axis_of(tensor.node, dim, "diff")
     around = [lift(p) for p in (prepend, tensor, append) if p is not None]
     tensor = cat(around, axis) if len(around) > 1 else tensor
-    for _ in range(n):
+    for _ in range(whole(n, "diff", "n")):
         size = tensor.shape[axis]
         if isinstance(size, int) and size == 0:
             break
@@ -157,6 +159,8 @@ def as_strided(
 ) -> Tensor:
     """Elements at `storage_offset + sum(index * stride)` of the Tensor in row-major order."""
     tensor = lift(x)
+    size, stride = wholes(size, "as_strided", "a size"), wholes(stride, "as_strided", "a stride")
+    storage_offset = whole(storage_offset, "as_strided", "the offset")
     if len(size) != len(stride) or any(s < 0 for s in (*size, *stride, storage_offset)):
         raise ShapeError(
             "bad sizes or strides",
@@ -193,7 +197,8 @@ def slice_scatter(
     """x with the source in the place of x[start:end:step] of an axis."""
     tensor, value = lift(x), lift(source)
     axis = build.axis_of(tensor.node, dim, "slice_scatter")
-    key = (slice(None),) * axis + (slice(start, end, step),)
+    ends = wholes((start, end, step), "slice_scatter", "a place", none=True)
+    key = (slice(None),) * axis + (slice(*ends),)
     return _written(tensor, key, value, tensor[key].shape, "slice_scatter")
 
 
@@ -201,7 +206,8 @@ def slice_scatter(
 def select_scatter(x: Any, source: Any, dim: int, index: int) -> Tensor:
     """x with the source in the place of one slice of an axis."""
     tensor, value = lift(x), lift(source)
-    key = (slice(None),) * build.axis_of(tensor.node, dim, "select_scatter") + (index,)
+    key = (slice(None),) * build.axis_of(tensor.node, dim, "select_scatter")
+    key += (whole(index, "select_scatter", "the index"),)
     return _written(tensor, key, value, tensor[key].shape, "select_scatter")
 
 
@@ -224,6 +230,7 @@ def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: 
     tensor, value = lift(x), lift(source)
     first = build.axis_of(tensor.node, dim1, "diagonal_scatter")
     second = build.axis_of(tensor.node, dim2, "diagonal_scatter")
+    offset = whole(offset, "diagonal_scatter", "the offset")
     shape = tensor.diagonal(offset, first, second).shape
     if value.shape != shape:
         raise ShapeError(

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build, ops
+from ..ir.whole import is_one, wholes
 from .convolution import Sizes, check_fits, per_axis, windows_of
 from .maths import cast, pick
 from .matmul import matmul
@@ -319,9 +320,10 @@ def _targets(op: str, x: Tensor, rank: int, output_size: Any) -> tuple[int, ...]
     """The sizes wanted; None keeps a size."""
     given = (
         (output_size,) * rank
-        if output_size is None or isinstance(output_size, int)
+        if output_size is None or is_one(output_size)
         else (tuple(output_size))
     )
+    given = wholes(given, op, "output_size", none=True)
     shape = x.shape[x.ndim - rank :]
     if not all(isinstance(s, int) for s in shape):
         raise UserError("needs known sizes", op=op, got=build.show(shape))

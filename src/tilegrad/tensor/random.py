@@ -10,7 +10,6 @@ short function for each distribution, its checks included.
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from ..graph import build, ops
 from ..graph.build import Shape
 from ..ir.node import Node
 from ..ir.requirement import require
-from ..ir.symbol import Expr
+from ..ir.whole import whole, wholes
 from ..runtime.buffer import HOST
 from .convert import place
 from .placement import device_name, elsewhere
@@ -174,12 +173,10 @@ def _shape(op: str, sizes: tuple[Any, ...], size: Any = None) -> Shape:
         sizes = (size,)
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
-    for s in sizes:
-        if isinstance(s, (bool, float)) or not hasattr(s, "__index__"):
-            raise DTypeError("a size is not an int", op=op, expected="ints", got=repr(s))
-        if isinstance(s, (int, np.integer)) and s < 0:
-            raise ShapeError("a size is negative", op=op, expected="sizes >= 0", got=sizes)
-    return tuple(int(s) if isinstance(s, (int, np.integer)) else s for s in sizes)
+    found = wholes(sizes, op, "a size")
+    if any([isinstance(s, int) and s < 0 for s in found]):
+        raise ShapeError("a size is negative", op=op, expected="sizes >= 0", got=found)
+    return found
 
 
 def _float(op: str, dtype: Any) -> DType:
@@ -407,11 +404,7 @@ def multinomial(
         raise ShapeError(
             "needs float weights with 1 or 2 axes", op="multinomial", got=str(weights.node.type)
         )
-    if isinstance(num_samples, bool) or not hasattr(num_samples, "__index__"):
-        kind = type(num_samples).__name__
-        raise DTypeError("how many are drawn is an int", op="multinomial", got=kind)
-    if not isinstance(num_samples, Expr):
-        num_samples = operator.index(num_samples)
+    num_samples = whole(num_samples, "multinomial", "num_samples")
     _in_bounds("multinomial", num_samples > 0, "one or more samples", num_samples)
     count = weights.shape[-1]
     lead = weights.shape[:-1]

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Union, overload
 
+import numpy as np
+
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, UserError
@@ -394,7 +396,7 @@ def norm(x: Any, p: Any = 2, dim: Dim = None, keepdim: bool = False, dtype: Any 
     wide = _wide(tensor)
     if p in ("fro", None):
         p = 2
-    if not isinstance(p, (int, float)):
+    if not isinstance(p, (int, float, np.integer, np.floating)):
         raise UserError("unknown norm", op="norm", expected="a number or 'fro'", got=repr(p))
     return cast(_norm(wide, float(p), dim, keepdim), tensor.dtype)
 

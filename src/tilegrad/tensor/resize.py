@@ -15,6 +15,7 @@ from ..core import dtype as dtypes
 from ..core.errors import ShapeError, UserError
 from ..graph import build
 from ..ir.requirement import require
+from ..ir.whole import is_one, whole
 from .maths import cast
 from .movement import permute, reshape
 from .pooling import adaptive_avg_pool, from_flat
@@ -112,7 +113,9 @@ def _targets(
             got="both" if size is not None else "neither",
         )
     given = size if factor is None else factor
-    found = [given] * rank if isinstance(given, (int, float)) else list(given)
+    found = [given] * rank if is_one(given) else list(given)
+    if factor is None:
+        found = [whole(f, "interpolate", "size") for f in found]
     if len(found) != rank or not all(f > 0 for f in found):
         raise UserError(
             "bad size or scale_factor",
@@ -121,7 +124,7 @@ def _targets(
             expected=f"a positive number or {rank} of them",
         )
     if factor is None:
-        return [int(f) for f in found], [None] * rank
+        return found, [None] * rank
     sizes = [math.floor(s * f) for s, f in zip(x.shape[2:], found)]
     return sizes, [None] * rank if recompute else [float(f) for f in found]
 
@@ -219,7 +222,7 @@ def _divides(op: str, whole: Any, part: int, what: str) -> None:
 
 def pixel_shuffle(x: Any, upscale_factor: int) -> Tensor:
     """(..., c * r * r, h, w) -> (..., c, h * r, w * r)."""
-    found, r = _image("pixel_shuffle", x), upscale_factor
+    found, r = _image("pixel_shuffle", x), whole(upscale_factor, "pixel_shuffle", "the factor")
     *lead, channels, height, width = found.shape
     _divides("pixel_shuffle", channels, r * r, "channels")
     n = len(lead)
@@ -230,7 +233,8 @@ def pixel_shuffle(x: Any, upscale_factor: int) -> Tensor:
 
 def pixel_unshuffle(x: Any, downscale_factor: int) -> Tensor:
     """(..., c, h * r, w * r) -> (..., c * r * r, h, w)."""
-    found, r = _image("pixel_unshuffle", x), downscale_factor
+    found = _image("pixel_unshuffle", x)
+    r = whole(downscale_factor, "pixel_unshuffle", "the factor")
     *lead, channels, height, width = found.shape
     _divides("pixel_unshuffle", height, r, "rows")
     _divides("pixel_unshuffle", width, r, "columns")
@@ -242,7 +246,7 @@ def pixel_unshuffle(x: Any, downscale_factor: int) -> Tensor:
 
 def channel_shuffle(x: Any, groups: int) -> Tensor:
     """Channels (axis 1) dealt out over groups."""
-    found = lift(x)
+    found, groups = lift(x), whole(groups, "channel_shuffle", "groups")
     build.axis_of(found.node, 1, "channel_shuffle")
     _divides("channel_shuffle", found.shape[1], groups, "channels")
     cut = found.unflatten(1, (groups, found.shape[1] // groups))

@@ -15,6 +15,7 @@ from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..graph import build, ops
 from ..ir.requirement import require
+from ..ir.whole import whole
 from .index import mask_indices
 from .maths import cast, pick
 from .movement import cat, narrow
@@ -53,7 +54,7 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     if not tensor.ndim:
         return Extremes(*[r.reshape(()) for r in topk(tensor.reshape(1), k, dim)])
     axis = build.axis_of(tensor.node, dim, "topk")
-    size = tensor.shape[axis]
+    size, k = tensor.shape[axis], whole(k, "topk", "k")
     for room in (k, size - k):
         require(
             room,
@@ -138,7 +139,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
             expected="1-d integers",
             got=f"{tensor.dtype} of shape {build.show(tensor.shape)}",
         )
-    length = _bins(tensor, minlength)
+    length = _bins(tensor, whole(minlength, "bincount", "minlength"))
     if weights is None:
         ones = build.full(tensor.shape, 1, dtypes.int64)
         start = build.full((length,), 0, dtypes.int64)
@@ -237,7 +238,7 @@ def unique_consecutive(
 def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     """How many elements fall into each of so many bins from min to max (0 and 0: all there are);
     others are left out."""
-    tensor = lift(x).reshape(-1)
+    tensor, bins = lift(x).reshape(-1), whole(bins, "histc", "bins")
     if bins < 1 or min > max or not (math.isfinite(min) and math.isfinite(max)):
         raise UserError(
             "bad bins",

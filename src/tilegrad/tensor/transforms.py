@@ -23,6 +23,7 @@ from ..graph.grad import gradients
 from ..ir.node import Node, next_serial, topological
 from ..ir.rewrite import replace
 from ..ir.types import Array
+from ..ir.whole import is_one, whole, wholes
 from .autograd import leaves_below, recognized
 from .container import Structure, broadcast_prefix, flatten, is_stateful
 from .tensor import Tensor, grad_mode, made_together, mode, node_of, own_node, wrap
@@ -92,7 +93,7 @@ class Inputs:
 
 def positions_of(argnums: int | Sequence[int], count: int, op: str) -> list[int]:
     """Checked positions of arguments."""
-    wanted = [argnums] if isinstance(argnums, int) else list(argnums)
+    wanted = wholes(argnums, op, "argnums")
     for position in wanted:
         if not -count <= position < count:
             raise AxisError(
@@ -225,7 +226,7 @@ def value_and_grad(
         made_together(tensors)
         count = 1 + len(inputs.stand_ins)
         nested = inputs.nest(tensors[1:count])
-        grads = nested[0] if isinstance(argnums, int) else tuple(nested)
+        grads = nested[0] if is_one(argnums) else tuple(nested)
         if not has_aux:
             return tensors[0], grads
         return (tensors[0], rebuilt(aux_leaves, aux_structure, tensors[count:])), grads
@@ -412,6 +413,7 @@ def _one_example(leaf: Tensor, axis: int, given: dict[Node, Node]) -> Tensor:
 
 def _batch_size(given: dict[Node, Node], size: int | None) -> Any:
     sizes = list(dict.fromkeys([n.shape[0] for n in given.values()]))
+    size = None if size is None else whole(size, "vmap", "the size")
     if size is not None and not sizes:
         return size
     if len(sizes) != 1 or (size is not None and sizes[0] != size):

@@ -13,6 +13,7 @@ from typing import Any
 from ...core.dtype import dtype_of
 from ...core.errors import AxisError, DTypeError, ShapeError, UserError
 from ...graph import build
+from ...ir.whole import wholes
 from ..maths import abs_, cast
 from ..movement import movedim
 from ..reduce import amax, amin
@@ -123,7 +124,7 @@ def norm(
             expected="1 or 2 axes, or dim=",
             got=build.show(a.shape),
         )
-    axes = tuple(range(a.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    axes = tuple(range(a.ndim)) if dim is None else wholes(dim, "linalg.norm", "axis")
     if isinstance(ord, str) or (ord is not None and len(axes) == 2):
         if a.ndim < 2:
             raise ShapeError(

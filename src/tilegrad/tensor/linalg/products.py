@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from ...core.errors import DTypeError, ShapeError
+from ...core.errors import ShapeError
 from ...graph import build
+from ...ir.whole import whole
 from ..creation import eye
 from ..matmul import matched, matmul
 from ..movement import broadcast_to, roll
@@ -53,13 +54,7 @@ def matrix_power(A: Any, n: int) -> Tensor:
     """A times itself n times; the inverse's power where n is negative."""
     a = lift(A)
     squared("matrix_power", a)
-    if not isinstance(n, int):
-        raise DTypeError(
-            "the power is not an integer",
-            op="linalg.matrix_power",
-            expected="int",
-            got=type(n).__name__,
-        )
+    n = whole(n, "linalg.matrix_power", "the power")
     if n == 0:
         return broadcast_to(eye(a.shape[-1], dtype=a.dtype), a.shape)
     base, left = (a, n) if n > 0 else (inv(a), -n)
