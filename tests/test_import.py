@@ -6,12 +6,14 @@ import ast
 import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import tilegrad
 from tilegrad.schedule.families import TABLE
 
 BENCHES = Path(__file__).parents[1] / "bench"
@@ -106,3 +108,13 @@ def test_what_a_bench_imports_is_there(script: Path) -> None:
         for name in node.names:
             if not hasattr(module, name.name):
                 importlib.import_module(f"{node.module}.{name.name}")
+
+
+def test_what_modules_offer_is_there() -> None:
+    """`from tilegrad.nn import *` works, and of every other module too."""
+    for found in pkgutil.walk_packages(tilegrad.__path__, "tilegrad."):
+        if found.name.endswith("__main__"):
+            continue
+        module = importlib.import_module(found.name)
+        missing = [n for n in getattr(module, "__all__", ()) if not hasattr(module, n)]
+        assert not missing, f"{found.name}: {missing}"
