@@ -570,14 +570,20 @@ def main() -> None:
     if options.only:
         cases = [c for c in cases if any(word in c.name for word in options.only)]
     results: list[dict[str, Any]] = []
+    tries, measured = 1 if options.quick else options.tries, []
     for case in cases:
         wait = expected(case, results)
         if wait > TOO_LONG:
             print(f"{case.name:28} left out: {case.peer} would take {wait:.0f} s a call")
             continue
-        results.append(run_case(case, rounds, least, 1 if options.quick else options.tries))
+        results.append(run_case(case, rounds, least, tries))
+        measured.append(case)
         print(line(results[-1]), flush=True)
         torch.compiler.reset()
+    for at, case in enumerate(measured):  # what the machine can give was known later than these
+        if measure.busy(results[at].get("calibration", math.inf)):
+            results[at] = run_case(case, rounds, least, tries)
+            print(line(results[at]), flush=True)
     summary = verdicts(results)
     print()
     for v in summary:
