@@ -520,24 +520,39 @@ def tensor_control(device: Any) -> str:
 
 @check
 def jit_host_cost(device: Any) -> str:
+    """In processes of its own: one and the same call takes 10 us in some and 15 in others."""
     need_emitter()
-    import tilegrad as tg
+    from tilegrad.tune.worker import Worker
 
-    f = tg.jit(lambda a, b: a * 2 + b)
+    ours, theirs = [], []
+    for _ in range(4):
+        with Worker() as worker:
+            outcome = worker.run(jit_costs, seconds=60)
+        assert outcome.good, outcome
+        ours.append(outcome.value[0])
+        theirs.append(outcome.value[1])
+    bar = min(theirs) if all(theirs) else 15e-6  # on a slow host both are slow
+    said = f"{1e6 * min(ours):.1f} us of {', '.join(f'{1e6 * x:.1f}' for x in ours)}"
+    said += f", torch eager {1e6 * bar:.1f} us for its two kernels" if all(theirs) else " (bar 15)"
+    assert min(ours) < bar, said
+    return said
+
+
+def jit_costs() -> tuple[float, float | None]:
+    """Host seconds of a jitted call, and of torch's two kernels where torch is."""
+    import tilegrad as tg
+    from tilegrad.targets.ptx.driver import open_device
+
+    device, f = open_device(0), tg.jit(lambda a, b: a * 2 + b)
     x, y = (tg.rand(64, 64, device="cuda").realize() for _ in range(2))
     f(x, y)
     seconds = per_call(device, lambda i: f(x, y), 300)
-    said, bar = f"{seconds * 1e6:.1f} us", 15e-6
     try:
         import torch
-
-        p, q = (torch.rand(64, 64, device="cuda") for _ in range(2))
-        bar = per_call(device, lambda i: p * 2 + q, 300)  # on a slower host both are slower
-        said += f", torch eager {bar * 1e6:.1f} us for its two kernels"
     except ImportError:
-        said += " (bar 15), no torch"
-    assert seconds < bar, said
-    return said
+        return seconds, None
+    p, q = (torch.rand(64, 64, device="cuda") for _ in range(2))
+    return seconds, per_call(device, lambda i: p * 2 + q, 300)
 
 
 @check

@@ -89,6 +89,8 @@ def plan_of(rows: int, wide: int, programs: int, **more: Any) -> PackedPlan:
 
 CASES = {
     "one tile": (("Q4_1", (64, 512, 5)), plan_of(64, 8, 1)),
+    "bytes": (("Q8_0", (144, 320, 3)), plan_of(128, 8, 2)),
+    "bytes, float16": (("Q8_0", (64, 256, 9), NOTHING, float16), plan_of(64, 16, 1, ways=2)),
     "no minimum, rows and columns that end within": (("Q4_0", (144, 320, 3)), plan_of(128, 8, 2)),
     "consumers of the same rows": (("Q4_1", (128, 512, 9)), plan_of(64, 16, 2, ways=2)),
     "several tiles of a program": (("Q4_1", (320, 512, 9)), plan_of(64, 16, 2, ways=2)),

@@ -3,6 +3,7 @@ the simulator; who takes it; Plans of an 8B model's shapes assembled."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,8 @@ def check(case: Case, plan: WarpsPlan) -> None:
 
 CASES: dict[str, tuple[tuple[Any, ...], WarpsPlan]] = {
     "one turn": (("Q4_1", (64, 512, 5)), plan(32, 8, 2)),
+    "bytes": (("Q8_0", (96, 3072, 5)), plan(32, 8, 2)),
+    "gates of bytes": (("Q8_0", (128, 1024, 8), Around(gated="silu")), plan(64, 8, 4)),
     "turns in a loop": (("Q4_1", (32, 5120, 8)), plan(32, 8, 2)),
     "turns before a loop": (("Q4_1", (32, 8192, 3)), plan(32, 8, 6)),
     "stages of a part of a turn": (("Q4_1", (64, 3072, 8)), plan(64, 8, 2)),
@@ -110,9 +113,9 @@ def test_assembled() -> None:
         (4096, 14336, Around(residual=True)),
         (128256, 4096, NOTHING),
     ):
-        for form in (formats.Q4_0, formats.Q4_1):
-            shape = QuantisedShape(form, rows, columns, 8, bfloat16)
+        for form, tokens in itertools.product((formats.Q4_0, formats.Q4_1, formats.Q8_0), (2, 8)):
+            shape = QuantisedShape(form, rows, columns, tokens, bfloat16)
             body = kernels.body_of(shape, plan_of(shape, around, H200), "entry", around)
-            texts[f"{form.name} {rows} {columns} {around}"] = emit(body, "entry", H200)[0]
+            texts[f"{form.name} {tokens} {rows} {columns} {around}"] = emit(body, "entry", H200)[0]
     for name, made in assemble_all(texts, H200.cpu).items():
         made.check_library(name)

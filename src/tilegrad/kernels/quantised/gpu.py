@@ -1,10 +1,10 @@
 """Quantised products on GPUs: which kernel a shape gets; see `shape` for the functions.
 
-One token goes to `gpu_rows`. Where the Target's matrix units run beside the threads and codes have
-4 bits, up to 8 go to `gpu_warps` and up to 256 to `gpu_packed`; others up to FEW_TOKENS to
-`gpu_rows` too, more of them to `gpu_matrix`. More than `many` unpack their weights first. At the
-level `invariant` all go to `gpu_matrix` by one Plan. Invariant: what a Target can run is decided by
-its facts alone, and the Plan by the shape.
+One token goes to `gpu_rows`. Where the Target's matrix units run beside the threads and weights lie
+in strips (Q4_0, Q4_1, Q4_Z, Q8_0), up to 8 go to `gpu_warps` and up to 256 to `gpu_packed`; others
+up to FEW_TOKENS to `gpu_rows` too, more of them to `gpu_matrix`. More than `many` unpack their
+weights first. At the level `invariant` all go to `gpu_matrix` by one Plan. Invariant: what a Target
+can run is decided by its facts alone, and the Plan by the shape.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from . import gpu_packed, gpu_warps
-from .gpu_layout import ROWS, groups_of, in_strips, parts
+from .gpu_layout import ROWS, groups_of, in_strips, parts, units_of
 from .gpu_layout import pack as pack
 from .gpu_matrix import MatrixKernel, MatrixPlan
 from .gpu_packed import PackedMatmul, PackedPlan
@@ -59,15 +59,33 @@ def is_heavy(shape: QuantisedShape) -> bool:
 def rows_plan(shape: QuantisedShape) -> RowsPlan:
     """The Plan for few tokens: enough bytes asked for at once, and registers for them."""
     groups, tokens, heavy = groups_of(shape), high(shape.tokens), is_heavy(shape)
+    x = shape.layout
+    tight = heavy or x.two_levels or x.planes == (8,) or shape.dtype.bits > 16  # in registers
     if groups <= 32:
-        return RowsPlan(16, 2, 32)
+        few = tight and tokens > 1
+        return RowsPlan(16, 2, 32, together=2, tokens=2) if few else RowsPlan(16, 2, 32)
+    if tokens == 1 and in_strips(shape.layout):
+        return strips_plan(shape)
     if tokens == 1:
-        few = groups <= 128 or heavy or in_strips(shape.layout)
+        few = groups <= 128 or heavy
         return RowsPlan(16, 8, 64, stages=2) if few else RowsPlan(8, 8, 256, resident=2)
     if groups <= 128:
-        return RowsPlan(16, 8, 64, together=2, stages=2, resident=2)
-    stages = 1 if heavy or shape.layout.planes == (8,) else 2
-    return RowsPlan(32, 16, 64, together=2, stages=stages, resident=1)
+        return RowsPlan(16, 8, 64, together=2, stages=2, resident=1 if tight else 2)
+    if tight:
+        return RowsPlan(16, 8, 64, together=2, stages=1, resident=1)
+    return RowsPlan(32, 16, 64, together=2, stages=2, resident=1)
+
+
+def strips_plan(shape: QuantisedShape) -> RowsPlan:
+    """The Plan for one token where rows lie in strips: with few rows all programs are there at
+    once, and in registers enough for that the first half of a row is asked for ahead."""
+    short = groups_of(shape) <= 128
+    if units_of(shape.layout) > 1:
+        return RowsPlan(16, 8, 64)
+    stages = 1 if short and shape.rows <= 48 * CORES else 2
+    if shape.rows <= 32 * CORES:
+        return RowsPlan(16, 16, 64, stages=stages, resident=2 if short else 0)
+    return RowsPlan(16, 8, 64, stages=stages, resident=2)
 
 
 def matrix_plan(shape: QuantisedShape, block: int = 0) -> MatrixPlan:

@@ -1,26 +1,26 @@
 """How quantised weights lie in a GPU's memory, and how threads take them apart.
 
 A *group* is 32 neighbouring elements of a row. A thread reads the codes of a group 16 bytes at a
-time, and lanes of a warp read neighbouring groups, so what one Format keeps together in a block
-lies here in arrays of their own, the *parts*. Codes leave `words` as bytes, four to an int32, in
-the order that `order` says, ready for byte products; their centre is taken off a whole group at a
-time.
+time (a *unit*: a group of nibbles, half a group of bytes), and lanes of a warp read neighbouring
+groups, so what one Format keeps together in a block lies here in arrays of their own, the *parts*.
+Codes leave `Groups.words` as bytes, four neighbours to an int32, ready for byte products; their
+centre is taken off a whole group at a time.
 
 | part    | shape              | holds                                                          |
 |---------|--------------------|----------------------------------------------------------------|
-| codes   | rows, 1, groups 4  | nibbles: word j has elements 2 j and 2 j + 1 of every 8; those |
-|         |                    | of 8 k are digits (0, 2, 1, 3)[k] and 4 above: a thread's own  |
-|         |                    | part of what matrix units take                                 |
-|         | rows, 2, groups 4  | bytes: those of word j of plane p are 16 p + 4 j ..            |
-|         | rows, 1, groups 2  | pairs of bits: as `pairs`, by natural order                    |
+| codes   | rows, units,       | bytes, two of nibbles in each (of columns 16 apart): word j of |
+|         | groups 4           | a unit has those of elements 2 j, 2 j + 8, 2 j + 1 and 2 j + 9 |
+|         |                    | of 16: a thread's own part of what matrix units take           |
+|         | rows, 1, groups 2  | pairs of bits: as `pairs`                                      |
 | pairs   | rows, groups, 2    | two bits more: of word 4 h + i in h, at bits 8 b + 2 i         |
 | bits    | rows, groups       | one bit more: of word i at bits 8 b + i                        |
 | small   | rows, groups       | scales (and minima) of a group or its halves, a byte each      |
 | scales  | rows, groups [/ 8] | float16 scale; a float16 minimum or zero point above it        |
 
-Nibbles alone with one scale a group lie in strips of 8 rows, whose groups follow one another: codes
-(rows / 8, groups, 8 rows 4) and scales (rows / 8, groups, 8 rows). So the 8 rows by 4 groups that a
-warp multiplies at once are whole lines, and so are those that byte products take.
+Nibbles or bytes alone with one scale a group lie in strips of 8 rows, whose groups follow one
+another: codes (rows / 8, groups, units, 8 rows 4) and scales (rows / 8, groups, 8 rows). So the 8
+rows by 4 groups that a warp multiplies at once are whole lines, and so are those that byte products
+take.
 Rows are padded to ROWS and groups to STEP with scales of 0. Bits for a weight: those of the file,
 but Q4_K and Q5_K an eighth more (scales of 6 bits take 8), Q3_K likewise.
 Invariant: `codes - centre`, scales and minima are those of the Format, exactly.
@@ -28,6 +28,8 @@ Invariant: `codes - centre`, scales and minima are those of the Format, exactly.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,14 +51,8 @@ STEP = 32  # groups of a row are padded to a multiple of this
 MORE = {1: "bits", 2: "pairs"}  # the part of a plane above the codes, by its bits
 BLOCK = 8  # groups that share what `scales` holds, where there are small ones
 MAGIC = 0x4B000000  # the bits of 2 ** 23: a byte below makes that number more
+NEIGHBOURS = (0x6420, 0x7531)  # of two words the bytes of columns side by side, then 8 further
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values
-
-
-def order(x: Layout, word: int) -> tuple[int, ...]:
-    """The elements of a group whose codes are the bytes of a word."""
-    if x.planes[0] == 4:
-        return tuple(16 * (word % 2) + 2 * (word // 2) + i for i in (0, 8, 1, 9))
-    return tuple(4 * word + i for i in range(4))
 
 
 def halves_of(x: Layout) -> int:
@@ -66,7 +62,7 @@ def halves_of(x: Layout) -> int:
 
 def half_of(x: Layout, word: int) -> int:
     """Which of a group's scales the codes of a word have."""
-    return order(x, word)[0] * halves_of(x) // GROUP
+    return 4 * word * halves_of(x) // GROUP
 
 
 def words_of(x: Layout) -> int:
@@ -76,7 +72,12 @@ def words_of(x: Layout) -> int:
 
 def in_strips(x: Layout) -> bool:
     """Whether groups of STRIP rows lie side by side."""
-    return x.planes == (4,) and not x.two_levels and not x.doubled
+    return x.planes in ((4,), (8,)) and not x.two_levels and not x.doubled
+
+
+def units_of(x: Layout) -> int:
+    """Units of codes of a group."""
+    return x.planes[0] // words_of(x)
 
 
 def groups_of(shape: QuantisedShape) -> int:
@@ -87,11 +88,12 @@ def groups_of(shape: QuantisedShape) -> int:
 def parts(shape: QuantisedShape) -> list[Part]:
     """The parts in order."""
     x, rows, groups = shape.layout, round_up(shape.rows, ROWS), groups_of(shape)
-    words = words_of(x)
+    words, units = words_of(x), units_of(x)
     if in_strips(x):
         strips, kind = (rows // STRIP, groups), int32 if x.least else float16
-        return [("codes", (*strips, STRIP * words), int32), ("scales", (*strips, STRIP), kind)]
-    made: list[Part] = [("codes", (rows, x.planes[0] // words, groups * words), int32)]
+        codes = (*strips, units, STRIP * words)
+        return [("codes", codes, int32), ("scales", (*strips, STRIP), kind)]
+    made: list[Part] = [("codes", (rows, units, groups * words), int32)]
     for bits in x.planes[1:]:
         made.append((MORE[bits], (rows, groups, bits) if bits > 1 else (rows, groups), int32))
     if x.two_levels:
@@ -126,7 +128,7 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
         made["codes"] = _codes(x.planes[0], codes)
     for bits in x.planes[1:]:
         above = codes >> np.uint8(x.planes[0])
-        words = _words(above[..., [i for k in range(8) for i in order(x, k)]], bits)
+        words = _words(above, bits)
         made[MORE[bits]] = words if bits > 1 else words[..., 0]
     for name, sizes, dtype in parts(shape):
         found = made[name]
@@ -138,10 +140,11 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
 
 def _stripped(values: Array, sizes: Sequence[int]) -> Array:
     """Rows (n, groups words) as strips of rows, group by group."""
-    strips, groups, words = sizes
-    each = words // STRIP
-    whole = _padded(values, (strips * STRIP, groups * each))
-    return whole.reshape(strips, STRIP, groups, each).swapaxes(1, 2).reshape(sizes)
+    strips, groups, *units, words = sizes
+    unit, each = math.prod(units), words // STRIP
+    whole = _padded(values, (strips * STRIP, groups * unit * each))
+    whole = whole.reshape(strips, STRIP, groups, unit, each)
+    return whole.transpose(0, 2, 3, 1, 4).reshape(sizes)
 
 
 def _padded(values: Array, sizes: Sequence[int]) -> Array:
@@ -150,11 +153,12 @@ def _padded(values: Array, sizes: Sequence[int]) -> Array:
     return np.pad(values, [(0, size - own) for size, own in zip(sizes, values.shape)])
 
 
-def _paired(nibbles: Array) -> Array:
-    """The part `codes` of nibbles (n, groups, 16): those of 16 columns above those before."""
-    halves = nibbles.reshape(len(nibbles), -1, 2, 8)
+def _paired(units: Array) -> Array:
+    """The part `codes` of units (n, units, 16): bytes, or nibbles in which those of 16 columns
+    stand above those before."""
+    halves = units.reshape(len(units), -1, 2, 8)
     made = np.stack([halves[:, :, 0], halves[:, :, 1]], axis=-1)
-    return made.reshape(len(nibbles), 1, -1).view(np.int32)
+    return made.reshape(len(units), 1, -1).view(np.int32)
 
 
 def _digits(codes: Array) -> Array:
@@ -179,8 +183,7 @@ def _codes(bits: int, codes: Array) -> Array:
         low, high = codes[..., :16] & np.uint8(15), codes[..., 16:] << np.uint8(4)
         return _paired(low | high)
     if bits == 8:
-        planes = codes.view(np.int32).reshape(*lead, 2, 4).transpose(0, 2, 1, 3)
-        return planes.reshape(lead[0], 2, -1)
+        return _paired(codes)
     return _words(codes, bits).reshape(lead[0], 1, -1)
 
 
@@ -212,7 +215,7 @@ class Groups:
     """Loads groups of some rows in a kernel and takes them apart; Tiles are (rows, groups, 1)."""
 
     def __init__(self, shape: QuantisedShape, memory: dict[str, Any]) -> None:
-        self.x, self.words = shape.layout, words_of(shape.layout)
+        self.x = shape.layout
         self.memories = {name: memory[name] for name, _, _ in parts(shape)}
 
     def load(self, row: Any, group: Any, rows: int, groups: int) -> list[Any]:
@@ -221,14 +224,16 @@ class Groups:
         made = []
         for name, memory in self.memories.items():
             if in_strips(self.x):
-                made.append(self.strips(memory, row, group, rows, groups))
+                units = range(memory.shape[2]) if name == "codes" else [None]
+                made += [self.strips(memory, row, group, rows, groups, u) for u in units]
                 continue
             if name == "codes":
-                words, first = self.words, group * self.words
+                words = words_of(self.x)
+                first = group * words
                 shape: tuple[int, ...] = (rows, groups * words)
                 inside = there(shape, 1, first, memory.shape[2])
-                for plane in range(memory.shape[1]):
-                    found = tile.load(memory, (row, plane, first), shape, axes=(0, 2), mask=inside)
+                for unit in range(memory.shape[1]):
+                    found = tile.load(memory, (row, unit, first), shape, axes=(0, 2), mask=inside)
                     made.append(tile.reshape(found, (rows, groups, words)))
                 continue
             each = BLOCK if name == "scales" and self.x.two_levels else 1
@@ -238,31 +243,39 @@ class Groups:
             made.append(tile.load(memory, (row, first, *(0 for _ in more)), shape, mask=inside))
         return made
 
-    def strips(self, memory: Any, row: Any, group: Any, rows: int, groups: int) -> Any:
-        """Rows of a part that lies in strips, whole ones or within one: (rows, groups[, words])."""
-        each, within = memory.shape[2] // STRIP, min(rows, STRIP)
-        sizes = (rows // within, groups, within * each)
-        at = (row // STRIP, group, row % STRIP * each if rows < STRIP else 0)
-        found = tile.load(memory, at, sizes, mask=there(sizes, 1, group, memory.shape[1]))
-        found = tile.transpose(tile.reshape(found, (*sizes[:2], within, each)), (0, 2, 1, 3))
-        return tile.reshape(found, (rows, groups, each) if each > 1 else (rows, groups))
+    def strips(
+        self, memory: Any, row: Any, group: Any, rows: int, groups: int, unit: int | None = None
+    ) -> Any:
+        """Rows of a part that lies in strips, whole ones or within one: (rows, groups), of codes
+        all units or one, and words."""
+        each, within = memory.shape[-1] // STRIP, min(rows, STRIP)
+        units = [1 if unit is not None else n for n in memory.shape[2:-1]]
+        sizes = (rows // within, groups, *units, within * each)
+        at = (row // STRIP, group, *[unit or 0 for _ in units], row % STRIP * each)
+        inside = there(sizes, 1, group, memory.shape[1])
+        found = tile.load(memory, at if rows < STRIP else (*at[:-1], 0), sizes, mask=inside)
+        words = [each] if units else []
+        found = tile.reshape(found, (rows // within, groups, math.prod(units), within, each))
+        found = tile.transpose(found, (0, 3, 1, 2, 4))
+        return tile.reshape(found, (rows, groups, *(u for u in units if u > 1), *words))
 
     def named(self, loaded: Sequence[Any]) -> dict[str, list[Any]]:
-        """What `load` gave, by name: of codes a Tile for each of their planes."""
-        planes = len(loaded) + 1 - len(self.memories)
+        """What `load` gave, by name: of codes a Tile for each of their units."""
+        units = len(loaded) + 1 - len(self.memories)
         _, *others = self.memories
-        return {"codes": list(loaded[:planes])} | {n: [x] for n, x in zip(others, loaded[planes:])}
+        return {"codes": list(loaded[:units])} | {n: [x] for n, x in zip(others, loaded[units:])}
 
-    def word(self, found: dict[str, list[Any]], number: int) -> Any:
-        """Four codes of a group, as bytes."""
-        total, left = None, 0
-        for tiles, bits in zip(found.values(), self.x.planes):  # those of planes come first
-            index, right = divmod(number * bits, 8)
-            plane, at = divmod(index, self.words) if left == 0 else (0, index)
-            words = tiles[plane] if bits > 1 else tiles[0][:, :, None]
-            part = moved(one(words, at), bits, right - left, left)
-            total, left = part if total is None else total | part, left + bits
-        return doubled(total) if self.x.doubled else total
+    def words(self, found: dict[str, list[Any]]) -> list[Any]:
+        """The codes of a group as bytes, four neighbours in a word."""
+        made, bits_of = [], self.x.planes
+        planes = [placed(tiles, bits) for tiles, bits in zip(found.values(), bits_of)]
+        for parts in zip(*planes):
+            total, left = None, 0
+            for (word, right), bits in zip(parts, bits_of):
+                part = moved(word, bits, right - left, left)
+                total, left = part if total is None else total | part, left + bits
+            made.append(doubled(total) if self.x.doubled else total)
+        return made
 
     def scales(self, found: dict[str, list[Any]]) -> list[tuple[Any, Any]]:
         """(scale, minimum or None) of a group, or of each of its halves."""
@@ -289,14 +302,13 @@ class Groups:
 
     def codes(self, found: dict[str, list[Any]]) -> list[Any]:
         """The codes of the Format as float32, by element of a group."""
-        made: dict[int, Any] = {}
+        made = []
         base, less = tile.full((), MAGIC, int32), tile.full((), float(1 << 23) + self.x.centre)
-        for number in range(8):
-            word = self.word(found, number)
-            for i, element in enumerate(order(self.x, number)):
+        for word in self.words(found):
+            for i in range(4):
                 bits = tile.byte_permute(word, base, 0x7440 + i)
-                made[element] = tile.bitcast(bits, float32) - less
-        return [made[element] for element in range(GROUP)]
+                made.append(tile.bitcast(bits, float32) - less)
+        return made
 
     def values(self, loaded: Sequence[Any], once: bool) -> Iterator[Any]:
         """The values of groups by element: rounded `once`, or in the order of operations of the
@@ -309,6 +321,18 @@ class Groups:
                 yield tile.multiply_add(scale, code, minimum)
             else:
                 yield scale * code if minimum is None else scale * code + minimum
+
+
+def placed(tiles: Sequence[Any], bits: int) -> list[tuple[Any, int]]:
+    """The words that have the bits of a plane for the 8 words of codes, and where in a byte."""
+    if bits < 4:
+        words = tiles[0] if bits > 1 else tiles[0][:, :, None]
+        return [(one(words, n * bits // 8), n * bits % 8) for n in range(8)]
+    near = [
+        tile.byte_permute(one(unit, at), one(unit, at + 1), select)
+        for unit, select, at in itertools.product(tiles, NEIGHBOURS, (0, 2))
+    ]
+    return [(near[n % len(near)], n // len(near) * bits) for n in range(8)]
 
 
 def one(x: Any, at: int) -> Any:

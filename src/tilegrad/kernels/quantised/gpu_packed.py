@@ -3,18 +3,19 @@
 `PackedMatmul` is the wide matmul with the weights as rows of the matrix unit and tokens as its
 columns; what comes through the ring are codes and scales as they are stored, and a consumer takes
 them apart into the registers that its product reads. A thread holds two rows of a step of 16
-columns, and of each group of 32 columns two neighbours in every 8: a word of the group has just
-these, so that it shifts once and masks four times. As bfloat16 digits are subnormal: a power of two
-makes them whole numbers again, and half the range is taken off exactly (as float16 they are the
-last bits of 1,024, which is taken off with it); scale and minimum follow in one rounding to x's
-dtype. Sums are float32.
+columns, and of each group of 32 columns two neighbours in every 8: a word of nibbles (two words of
+bytes) has just these, so that it shifts once and masks four times (twice each). As bfloat16 codes
+below 128 are subnormal, and those above follow at the same steps: a power of two makes them whole
+numbers again, and half the range is taken off exactly (as float16 they are the last bits of 1,024,
+which is taken off with it); scale and minimum follow in one rounding to x's dtype. Sums are
+float32.
 
 Cost for a weight of 4 bits, in lane instructions: 5/8 to cut digits out, 1 to make them values, 0.6
 for scales (which four threads make alike), 0.25 to read; 3.0 as assembled. At 4.3 TB/s an H200
 brings 28 weights of 5 bits a clock and core: 84 of its 128 lanes; 25 were measured, since what
-multiplies registers does not run beside this (docs/decisions/0052). Bytes: those of the parts,
-once; x from L2, once for each tile of rows. Error: scale, minimum and product are rounded to x's
-dtype, each once.
+multiplies registers does not run beside this (docs/decisions/0052). Codes of 8 bits are cut out for
+3/4 and read for 1/2, and 17 of them come a clock. Bytes: those of the parts, once; x from L2, once
+for each tile of rows. Error: scale, minimum and product are rounded to x's dtype, each once.
 
 Invariant: the order of every sum depends on the shape and the Plan alone; what lies outside of the
 weights and of x reads as 0 and is not written.
@@ -23,6 +24,7 @@ weights and of x reads as 0 and is not written.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +47,7 @@ from ..matmul.plan import (
 )
 from ..matmul.shape import Operands, WidePlan, among, box, first_wrong
 from ..matmul.wide import WideMatmul
-from .gpu_layout import GROUP, STRIP, bytes_of, halves, in_strips, parts, words_of
+from .gpu_layout import GROUP, STRIP, bytes_of, halves, in_strips, parts, units_of, words_of
 from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import and_masks, surrounded, there
 
@@ -93,7 +95,7 @@ def operands_of(shape: QuantisedShape, around: Around) -> Operands:
 
 def step_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
     """Bytes that a step brings."""
-    (*_, (_, _, scales)), words = parts(shape), words_of(shape.layout)
+    (*_, (_, _, scales)), words = parts(shape), words_of(shape.layout) * units_of(shape.layout)
     of_row = DEPTH // GROUP * (4 * words + scales.size)
     return plan.tile[0] * of_row + plan.tile[1] * DEPTH * shape.dtype.size
 
@@ -109,7 +111,7 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
         (invariant(), "invariant: any number of tokens by one kernel"),
         (not target.asynchronous_units, "no matrix units that run beside the threads"),
         (shape.dtype not in POWER, "tokens of 16 bits"),
-        (not in_strips(x), "codes of 4 bits"),
+        (not in_strips(x), "codes of 4 or 8 bits with a scale a group"),
         (around.norm is not None, "no norm: each program would compute it anew"),
         (around.gated not in ("", "silu"), f"the activation {around.gated}"),
         (around.gated and (around.bias or around.splits), "gates with more around them"),
@@ -149,6 +151,8 @@ def _plan(
         return
     if split > 1 and tiles > CLUSTERS[split]:
         return
+    if ways > 1 and tokens > 64 and units_of(shape.layout) > 1:
+        return  # the sum of their parts costs more than they save, 5 to 25% as measured
     each = wide // split
     staged = each if split > 1 or each <= 64 else next(s for s in (64, 32, 16, 8) if each % s == 0)
     programs = tiles * split if split > 1 else min(target.cores, tiles)
@@ -204,7 +208,7 @@ class PackedMatmul(WideMatmul):
     plan: PackedPlan
 
     def __init__(self, shape: QuantisedShape, plan: PackedPlan, name: str, around: Around) -> None:
-        self.shape, self.around, self.words = shape, around, words_of(shape.layout)
+        self.shape, self.around = shape, around
         b = BodyBuilder(name, parameters(shape, parts(shape), around))
         memory = {p.attrs["name"]: p for p in b.parameters}
         self.results = [tile.memory(memory[name]) for name in around.names(shape)]
@@ -228,7 +232,8 @@ class PackedMatmul(WideMatmul):
         """Codes and scales of 64 rows each, tokens in parts."""
         stages, (rows, wide, _) = self.plan.stages, self.plan.tile
         lead = (stages, rows // 64, 64 // STRIP, DEPTH // GROUP)
-        codes = tile.shared((*lead, STRIP * self.words), int32)
+        units, words = units_of(self.shape.layout), words_of(self.shape.layout)
+        codes = tile.shared((*lead, units, STRIP * words), int32)
         self.scaled = tile.shared((*lead, STRIP), self.scales.dtype)
         if self.ways > 1:
             count = self.halves * (self.ways - 1) * self.products
@@ -250,10 +255,9 @@ class PackedMatmul(WideMatmul):
             strip, full = (where[1] + 64 * own + side * self.x.m) // STRIP, self.ring.full[stage]
             for memory, ring in ((self.a, self.left), (self.scales, self.scaled)):
                 place = ring[stage, number]
-                strips, groups, words = place.shape
-                tile.copy_async(
-                    place, memory[strip : strip + strips, group : group + groups, 0:words], full
-                )
+                strips, groups, *_ = place.shape
+                source = memory[strip : strip + strips, group : group + groups, ...]
+                tile.copy_async(place, source, full)
 
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Tokens, a part at a time; programs of a cluster bring some for all."""
@@ -357,49 +361,62 @@ class PackedMatmul(WideMatmul):
 def values(codes: Any, scales: Any, part: int, shape: QuantisedShape) -> Any:
     """The weights (64, PART) of a part of a step, two neighbours in a word: word j of a group has
     neighbours j of every 8 columns."""
-    groups = PART // GROUP
-    words = part_of(codes, part)
-    words = tile.broadcast(tile.reshape(words, (64, groups, 1, 1, 4)), (64, groups, 1, 2, 4))
+    groups, units = PART // GROUP, units_of(shape.layout)
+    words = tile.reshape(part_of(codes, part), (64, groups, units, 1, 4))
+    words = tile.broadcast(words, (64, groups, units, 2, 4))
     later = tile.reshape(tile.arange(2, dtype=int32) * 8, (1, 1, 1, 2, 1))  # of every 16 columns
-    words = tile.broadcast(words >> tile.broadcast(later, words.shape), (64, groups, 2, 2, 4))
+    words = words >> tile.broadcast(later, words.shape)
+    words = tile.broadcast(words, (64, groups, 2, 2, 4))
     found = tile.reshape(part_of(scales, part), (64, groups, 1, 1, 1))
     made = numbers(words, 2, *scales_of(found, shape), shape)
     return tile.reshape(made, (64, PART // 2))
 
 
 def numbers(words: Any, axis: int, scale: Any, minimum: Any, shape: QuantisedShape) -> Any:
-    """The weights whose digits are the first or the second of both halves of words, by an axis."""
+    """The weights of words, whose numbers 0 and 1 along an axis are of 16 columns each: nibbles of
+    the same bytes, or bytes of other ones."""
     dtype, sizes, base = shape.dtype, words.shape, BASE[shape.dtype]
-    only = [2 if i == axis else 1 for i in range(len(sizes))]
-    second = tile.broadcast(tile.reshape(tile.arange(2) == 1, only), sizes)
+    (wide,) = shape.layout.planes
 
     def each(made: Callable[[int], int]) -> Any:
         low, high = (tile.full((), made(start), int32) for start in (0, 4))
+        if wide == 8:
+            return low
+        only = [2 if i == axis else 1 for i in range(len(sizes))]
+        second = tile.broadcast(tile.reshape(tile.arange(2) == 1, only), sizes)
         return tile.where(second, high, low)
 
-    digits = words & each(lambda start: twice(15 << start))
+    digits = words & each(lambda start: twice((1 << wide) - 1 << start))
     digits = digits | twice(base) if base else digits
+    middle = middle_of(shape) / 2 ** UNIT[dtype]
     power = each(lambda start: bits(2.0 ** (POWER[dtype] - start), dtype))
-    less = each(lambda start: bits(-ABOVE[dtype] / 2**start - 8.0 / 2 ** UNIT[dtype], dtype))
+    less = each(lambda start: bits(-ABOVE[dtype] / 2**start - middle, dtype))
     exact = tile.pair_multiply_add(digits, power, less, dtype)
     above = tile.broadcast(minimum, sizes) if minimum is not None else pair(0.0, dtype)
     return tile.pair_multiply_add(exact, tile.broadcast(scale, sizes), above, dtype)
 
 
+def middle_of(shape: QuantisedShape) -> int:
+    """What is taken off codes, half of their range."""
+    (wide,) = shape.layout.planes
+    return 1 << wide - 1
+
+
 def scales_of(found: Any, shape: QuantisedShape) -> tuple[Any, Any]:
-    """Scales as pairs, and what codes less 8 are above (None for nothing)."""
+    """Scales as pairs, and what codes less their middle are above (None for nothing)."""
     unit = float(2 ** UNIT[shape.dtype])
     scale, minimum = halves(found, shape.layout)
     if minimum is None:
         return pairs(scale * unit, shape.dtype), None
-    minimum = tile.multiply_add(scale, 8.0, minimum)
+    minimum = tile.multiply_add(scale, float(middle_of(shape)), minimum)
     return pairs(scale * unit, shape.dtype), pairs(minimum, shape.dtype)
 
 
 def part_of(place: Any, part: int) -> Any:
-    """What a place (strips, groups, words) has of a part: (64, words); threads hold all of it."""
-    strips, groups, words = place.shape
-    each, count = words // STRIP, DEPTH // PART
+    """What a place (strips, groups[, units], words) has of a part: (64, words); threads hold all of
+    it."""
+    strips, *groups, words = place.shape
+    groups, each, count = math.prod(groups), words // STRIP, DEPTH // PART
     found = tile.reshape(tile.read(place), (strips, groups, STRIP, each))
     found = tile.reshape(tile.transpose(found, (0, 2, 1, 3)), (64, count, groups // count * each))
     return found[:, part : part + 1, :]

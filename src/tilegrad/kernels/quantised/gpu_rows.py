@@ -7,11 +7,11 @@ signed bytes each, in shared memory; a product of four codes is then two byte pr
 Sums within a group are exact integers; scale, minimum and the offset of the codes are applied
 once a group, in float32. Error of x: 2 ** -16 of the largest of its group, below that of bfloat16.
 
-Cost for a weight of Q4_1, in lane instructions: 3/8 to take nibbles apart, 1/2 of byte products,
-9/32 for scales and sums: 1.2; 1/4 to bring x to the order of nibbles, where a thread has two rows;
-and 5/rows to round x, where a program has so many rows. At 4.47 TB/s an H200 brings 31 weights of 5
-bits a clock and core, so that is 45 of 128 lanes (36 of the 64 that do integers). Bytes: those of
-the parts; x comes from L2. Each further token adds 1/2 of byte products and 1/4 for scales.
+Cost for a weight of Q4_1, in lane instructions: 1/8 to bring nibbles to the order of x, 3/8 to take
+them apart, 1/2 of byte products, 9/32 for scales and sums: 1.3; and 5/rows to round x, where a
+program has so many rows. At 4.47 TB/s an H200 brings 31 weights of 5 bits a clock and core, so that
+is 41 of 128 lanes (32 of the 64 that do integers). Bytes: those of the parts; x comes from L2. Each
+further token adds 1/2 of byte products and 1/4 for scales.
 
 Of what is `Around` a product a norm's factor is applied to the sums, so nothing waits for it.
 
@@ -195,8 +195,7 @@ class RowsKernel(AroundKernel):
         halves, shape = halves_of(self.layout), (self.each, self.plan.groups, 1)
         zero = tile.zeros(shape, int32)
         totals = [[(zero, self.start(x, half, shape)) for half in range(halves)] for x in rounded]
-        for number in range(8):
-            word = self.weights.word(found, number)
+        for number, word in enumerate(self.weights.words(found)):
             half = half_of(self.layout, number)
             for x, own in zip(rounded, totals):
                 high, low = (
@@ -258,7 +257,7 @@ class _Rounded:
     """x of a token and some groups as integers, from shared memory: Tiles (1, groups, 1)."""
 
     def __init__(self, kernel: RowsKernel, token: int, group: Any) -> None:
-        self.nibbles, count = kernel.layout.planes[0] == 4, kernel.plan.groups
+        count = kernel.plan.groups
         self.planes = [
             [tile.load(place, (plane, group, 0), (count, 4))[None, :, :] for plane in range(2)]
             for place in kernel.words[token]
@@ -270,10 +269,6 @@ class _Rounded:
         ]
 
     def words(self, number: int) -> tuple[Any, Any]:
-        """The (high, low) bytes that meet a word of codes: of nibbles, from two runs of 8."""
-        found = [[one(planes[n // 4], n % 4) for n in range(8)] for planes in self.planes]
-        if not self.nibbles:
-            return found[0][number], found[1][number]
-        first, chosen = number % 2 * 4 + number // 4, (0x5140, 0x7362)[number // 2 % 2]
-        high, low = (tile.byte_permute(x[first], x[first + 2], chosen) for x in found)
+        """The (high, low) bytes that meet a word of codes."""
+        high, low = (one(planes[number // 4], number % 4) for planes in self.planes)
         return high, low

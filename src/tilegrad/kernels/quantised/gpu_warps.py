@@ -2,11 +2,11 @@
 
 As in `gpu_rows`, a thread asks for codes before it waits for the launch before. A program has some
 blocks of 16 rows, and its warps share the columns out. In a turn a warp has 128 columns of every
-block, of which four threads of a row hold a group each, 16 bytes: word j of all four is what two
-products (mma) over 16 columns take, in an order of columns of their own, and so is what each of
-them reads of a token in that group. So no thread unpacks what another one does, a scale is made
-once for 32 weights, x is read once for all blocks, and no warp waits for another one: sums of
-warps are added up at the end.
+block, of which four threads of a row hold a group each: word j of all four (of bytes, of both
+units) is what two products (mma) over 16 columns take, in an order of columns of their own, and so
+is what each of them reads of a token in that group. So no thread unpacks what another one does, a
+scale is made once for 32 weights, x is read once for all blocks, and no warp waits for another one:
+sums of warps are added up at the end.
 
 Cost for a weight of 4 bits, in lane instructions: 5/8 to cut digits out, 1 to make them values,
 0.3 for scales, 1/8 of products; 2.3 as assembled, for 8 tokens. Bytes: those of the parts, once, in
@@ -29,7 +29,7 @@ from ...core.target import Target
 from ...ir.symbol import high, round_up
 from . import gpu_packed
 from .gpu_around import AroundKernel, AroundPlan
-from .gpu_layout import GROUP, ROWS, groups_of
+from .gpu_layout import GROUP, ROWS, groups_of, units_of
 from .shape import NOTHING, Around, QuantisedShape
 from .words import and_masks, there
 
@@ -55,11 +55,12 @@ def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
     program of more warps."""
     tokens, sides = round_up(high(shape.tokens), 8), 1 + bool(around.gated)
     sizes = [round_up(size, ROWS) * sides for size in around.results(shape)]
-    most = 64 if sum(sizes) > 128 * target.cores else 32
+    nibbles = units_of(shape.layout) == 1
+    most = 64 if nibbles and sum(sizes) > 128 * target.cores else 32
     rows = next(r for r in (most, 32, 16 * sides) if all(size % r == 0 for size in sizes))
     if sum(sizes) > rows * target.cores or groups_of(shape) % 64:
         return WarpsPlan(rows, 8, 32, rows // ROWS, 2, tokens)
-    return WarpsPlan(rows, 16, 64, rows // ROWS, 1, tokens)
+    return WarpsPlan(rows, 16, 64, rows // ROWS if nibbles else 1, 1, tokens)
 
 
 class WarpsKernel(AroundKernel):
@@ -105,7 +106,8 @@ class WarpsKernel(AroundKernel):
         block, side = divmod(number, self.sides)
         row = self.row + side * self.rows + block * ROWS
         group = group + turn * self.plan.groups
-        return self.weights.load(row, group, ROWS, self.plan.groups)
+        parts, count = self.weights.memories.values(), self.plan.groups
+        return [self.weights.strips(part, row, group, ROWS, count) for part in parts]
 
     def some_turns(
         self, count: int, group: Any, x: Any, loaded: Sequence[Any], last: bool = False
@@ -143,11 +145,11 @@ class WarpsKernel(AroundKernel):
 
     def multiply(self, codes: Any, scales: Any, total: Any) -> None:
         """Add what the groups of a block give."""
-        sizes = (ROWS, self.plan.warps, 4)
-        codes = tile.reshape(codes, (*sizes, 4))
+        sizes, units = (ROWS, self.plan.warps, 4), units_of(self.layout)
+        codes = tile.reshape(codes, (*sizes, units, 4))
         found = gpu_packed.scales_of(tile.reshape(scales, (*sizes, 1)), self.shape)
         for place, (word, half) in zip(self.right, itertools.product(range(4), range(2))):
-            words = codes[..., word : word + 1]
+            words = tile.reshape(codes[..., word : word + 1], (*sizes, units))
             words = tile.broadcast(words >> 8 if half else words, (*sizes, 2))
             made = gpu_packed.numbers(words, 3, *found, self.shape)
             made = tile.transpose(made, (1, 0, 3, 2))
