@@ -2,11 +2,11 @@
 
     python tests/gpu/run_all.py --out bench/results/gpu-tests-<date>.json
 
-Runs smoke.py, bound_checks.py, quantised_checks.py, cache_checks.py, packed_checks.py and
-sanitize.py, and sanitize.py again under compute-sanitizer's memcheck and racecheck (attention in
-runs of its own) where that is on the PATH (its absence is in the record). `--simulator` also runs
-the simulator's tests on hardware, which needs pytest. Ends with a status other than 0 if anything
-failed.
+Runs smoke.py, and then, some beside one another, bound_checks.py, quantised_checks.py,
+cache_checks.py, packed_checks.py and sanitize.py, and sanitize.py again under compute-sanitizer's
+memcheck and racecheck (attention in runs of its own) where that is on the PATH (its absence is in
+the record). `--simulator` also runs the simulator's tests on hardware, which needs pytest. Ends
+with a status other than 0 if anything failed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def run(name: str, command: list[str], seconds: float) -> dict[str, Any]:
-    """Run a command; its rows, whether it succeeded, and how long it took."""
-    print(f"== {name}", flush=True)
+def run(name: str, command: list[str], seconds: float, alone: bool = True) -> dict[str, Any]:
+    """Run a command; its rows, whether it succeeded, and how long it took. What it says is shown as
+    it comes if it runs alone, else when it ends."""
+    if alone:
+        print(f"== {name}", flush=True)
     start = time.perf_counter()
     lines: list[str] = []
     with subprocess.Popen(
@@ -53,7 +56,8 @@ def run(name: str, command: list[str], seconds: float) -> dict[str, Any]:
         timer.start()
         try:
             for line in child.stdout:
-                print(line, end="", flush=True)
+                if alone:
+                    print(line, end="", flush=True)
                 lines.append(line.rstrip().replace(f"{ROOT}/", ""))
         finally:
             timer.cancel()
@@ -61,6 +65,8 @@ def run(name: str, command: list[str], seconds: float) -> dict[str, Any]:
                 child.kill()
     took = time.perf_counter() - start
     good = child.returncode == 0
+    if not alone:
+        print("\n".join((f"== {name}", *lines)), flush=True)
     return {
         "name": name,
         "ok": good,
@@ -172,14 +178,28 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], help="smoke, sanitize, memcheck ...")
     parser.add_argument("--simulator", action="store_true")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="at most, for each")
+    parser.add_argument("--together", type=int, default=4, help="runs beside one another")
     given = parser.parse_args()
     record = {**about(), "results": []}
     print({k: v for k, v in record.items() if k != "results"}, flush=True)
-    for name, command in commands(given.simulator):
-        if not given.only or name in given.only:
-            record["results"].append(run(name, command, given.seconds))
-            if given.out:  # after each, so that what is done is kept
-                Path(given.out).write_text(json.dumps(record, indent=1) + "\n")
+    chosen = [c for c in commands(given.simulator) if not given.only or c[0] in given.only]
+
+    def keep(result: dict[str, Any]) -> None:
+        record["results"].append(result)
+        if given.out:  # after each, so that what is done is kept
+            Path(given.out).write_text(json.dumps(record, indent=1) + "\n")
+
+    for name, command in (c for c in chosen if c[0] == "smoke"):
+        keep(run(name, command, given.seconds))  # it measures time
+    with ThreadPoolExecutor(given.together) as pool:
+        alone = given.together == 1
+        others = [
+            pool.submit(run, name, command, given.seconds, alone)
+            for name, command in chosen
+            if name != "smoke"
+        ]
+        for done in as_completed(others):
+            keep(done.result())
     failed = [r["name"] for r in record["results"] if not r["ok"]]
     print(f"{len(record['results'])} runs, failed: {', '.join(failed) or 'none'}")
     return len(failed)

@@ -274,8 +274,9 @@ def quantised() -> Iterator[tuple[str, Callable[[], Products]]]:
         for dtype in (bfloat16, float32):
             own = QuantisedShape(formats.Q4_1, 32, 1024, 2, dtype)
             yield f"around: {name}, {dtype}", lambda x=own, a=around: few(x, SMALL, a)
-    long = QuantisedShape(formats.Q4_1, 64, 288, 70, bfloat16)
-    yield "many tokens: its own Plan", lambda: many(long)
+    for form in (formats.Q4_1, formats.Q8_0):
+        long = QuantisedShape(form, 64, 288, 70, bfloat16)
+        yield f"many tokens: {form}, its own Plan", lambda x=long: many(x)
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Steps]]]:
