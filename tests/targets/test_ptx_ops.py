@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded import recording, run_case
+import recorded
+from recorded import Case, recording, run_case
 
 import tilegrad as tg
 from tilegrad.core.target import A100, H200, Target
@@ -59,6 +60,41 @@ def test_noise_is_of_each_element() -> None:
     assert noise[1] > 4 and noise[2] > 4  # beside the jump
     assert noise[3] > 1  # a last bit is 16
     assert np.isfinite(noise).all()
+
+
+def scores_of_one_key() -> Case:
+    """The derivative of scores of which one alone counts: 0, of two terms that cancel."""
+    scores, values = numbers(3, 5).requires_grad_(), numbers(5, 7) * 40
+    counts = tg.arange(5) == 2
+    weights = tg.nn.functional.softmax(scores.masked_fill(~counts, -1e4), -1)
+    with recording() as recorder:
+        (weights @ values).square().sum().backward()
+        assert scores.grad is not None
+        scores.grad.realize()
+    return list(recorder.cases.values())[-1]
+
+
+def test_noise_is_of_the_terms_that_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = scores_of_one_key()
+    assert case.output.shape == (3, 5) and not case.expected.any()
+    terms = float((2 * (numbers(5, 7) * 40)[2].square()).sum())
+
+    def judged(off: float) -> None:
+        wrong = case.expected.copy()
+        wrong[1, 2] += off * terms
+        monkeypatch.setattr(recorded, "run_graph", lambda *_, **__: [wrong])
+        run_case(case, H200)
+
+    for off in (0.0, 3e-7, -3e-7):
+        judged(off)
+    for off in (1e-5, -1e-4, 1.0):
+        with pytest.raises(AssertionError, match="Mismatched elements: 1 "):
+            judged(off)
+    wrong = case.expected.copy()
+    wrong[1, 3] = 1e-6  # a key that does not count has no terms
+    monkeypatch.setattr(recorded, "run_graph", lambda *_, **__: [wrong])
+    with pytest.raises(AssertionError, match="Mismatched elements: 1 "):
+        run_case(case, H200)
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas here")

@@ -98,6 +98,15 @@ ON_GPUS = {
         ],
         ["v0 = F.scaled_dot_product_attention(x0, x1, x2)", "v1 = v0 * 3"],
     ),
+    "a mask leaves one key: its score has a derivative of two terms, equal but for rounding": (
+        [
+            ("float32", np.sin(np.arange(150) ** 1.5).reshape(2, 3, 5, 5)),
+            ("float32", np.sin(np.arange(90) ** 1.4).reshape(2, 3, 3, 5) * 3),
+            ("float32", np.sin(np.arange(234) ** 1.3).reshape(2, 3, 3, 13) * 3),
+            ("bool", np.arange(15).reshape(5, 3) % 3 != np.arange(5)[:, None] % 2),
+        ],
+        ["v0 = m.softmax((x0 @ x1.transpose(-1, -2) * 0.3).masked_fill(x3, -1e4), -1) @ x2"],
+    ),
     "digamma under a scatter spilled": (
         [("float32", np.resize(SPREAD, (31, 64))), ("float32", np.resize(SPREAD, (31, 2)))],
         ["v0 = m.digamma(x0.abs() + 1)", "v1 = m.index_add(v0, 1, m.tensor([29, 13]), x1)"],

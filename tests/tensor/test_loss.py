@@ -1,9 +1,13 @@
-"""Losses against torch: values and gradients over their options."""
+"""Losses against torch: values and gradients, over their options and over dtypes of operands."""
+
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 from torch_peer import compare, random_array, torch
 
+import tilegrad as tg
 from tilegrad.core.errors import DTypeError, ShapeError, UserError
 from tilegrad.tensor import loss
 from tilegrad.tensor.tensor import Tensor
@@ -158,6 +162,129 @@ def test_similarity_and_margins() -> None:
     )
 
 
+def test_operands_by_their_names() -> None:
+    a, b = Tensor(LOGITS), Tensor(LOGITS[::-1].copy())
+    assert loss.cosine_similarity(x1=a, x2=b).shape == (6,)
+    assert loss.margin_ranking_loss(input1=a, input2=b, target=a).shape == ()
+    assert loss.triplet_margin_loss(anchor=a, positive=b, negative=b).shape == ()
+
+
+UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+A, B, C = (np.random.default_rng(i).uniform(0.1, 0.9, (4, 3)) for i in range(3))
+SIGNS = np.array([[1.0, -1.0, 1.0], [-1.0, -1.0, 1.0], [1.0, 1.0, -1.0], [-1.0, 1.0, 1.0]])
+PICKED = np.array([0, 2, 1, 2])
+# Operands, how many of them torch differentiates, and options.
+OPERANDS: dict[str, tuple[tuple[np.ndarray, ...], int, dict[str, Any]]] = {
+    "mse_loss": ((A, B), 2, {}),
+    "l1_loss": ((A, B), 2, {}),
+    "smooth_l1_loss": ((A, B), 2, {"beta": 0.3}),
+    "smooth_l1_loss of beta 0": ((A, B), 2, {"beta": 0.0}),
+    "mse_loss of no axes": ((A, B[0, 0]), 2, {}),
+    "huber_loss": ((A, B), 2, {"delta": 0.3}),
+    "kl_div": ((A, B), 2, {}),
+    "kl_div of logarithms": ((A, B), 2, {"log_target": True}),
+    "kl_div of a batch": ((A, B), 2, {"reduction": "batchmean"}),
+    "kl_div of no axes": ((A, B[0, 0]), 2, {}),
+    "poisson_nll_loss": ((A, B), 2, {}),
+    "poisson_nll_loss of counts": ((A, B + 1.2), 2, {"full": True, "log_input": False}),
+    "poisson_nll_loss of no axes": ((A, B[0, 0]), 2, {}),
+    "gaussian_nll_loss": ((A, B, C), 3, {}),
+    "gaussian_nll_loss of a number": ((A, B), 2, {"var": 0.3}),
+    "gaussian_nll_loss of rows": ((A, B, C[:, 0]), 3, {}),
+    "binary_cross_entropy": ((A, B), 2, {}),
+    "binary_cross_entropy weighted": ((A, B, C), 2, {}),
+    "binary_cross_entropy_with_logits": ((A, B), 2, {}),
+    "binary_cross_entropy_with_logits weighted": ((A, B, C), 2, {}),
+    "cosine_similarity": ((A, B), 2, {}),
+    "cosine_similarity of no axes": ((A, B[0, 0]), 2, {}),
+    "pairwise_distance": ((A, B), 2, {}),
+    "pairwise_distance of no axes": ((A, B[0, 0]), 2, {}),
+    "cosine_embedding_loss": ((A, B, SIGNS[:, 0]), 2, {"margin": 0.1}),
+    "hinge_embedding_loss": ((A, SIGNS), 1, {}),
+    "margin_ranking_loss": ((A, B, SIGNS), 3, {"margin": 0.1}),
+    "soft_margin_loss": ((A, SIGNS), 1, {}),
+    "triplet_margin_loss": ((A, B, C), 3, {}),
+    "triplet_margin_loss swapped": ((A, B, C), 3, {"swap": True, "p": 1.0}),
+    "multilabel_soft_margin_loss": ((A, (SIGNS > 0) * 1.0), 1, {}),
+    "multilabel_soft_margin_loss weighted": ((A, (SIGNS > 0) * 1.0, C), 1, {}),
+    "cross_entropy": ((A, PICKED), 1, {}),
+    "cross_entropy weighted": ((A, PICKED, C[0]), 1, {"label_smoothing": 0.1}),
+    "cross_entropy of probabilities": ((A, B), 2, {}),
+    "cross_entropy of probabilities weighted": ((A, B, C[0]), 2, {"label_smoothing": 0.1}),
+    "nll_loss": ((A, PICKED), 1, {}),
+    "nll_loss weighted": ((A, PICKED, C[0]), 1, {}),
+    "multi_margin_loss": ((A, PICKED), 1, {}),
+    "multi_margin_loss of squares": ((A, PICKED), 1, {"p": 2}),
+}
+
+
+def dtypes_of(arrays: tuple[np.ndarray, ...]) -> Any:
+    """Dtypes that operands are given: every float, and integers for what has no fractions."""
+    kinds = [[*UNIT, "int64"] if np.all(x % 1 == 0) else list(UNIT) for x in arrays]
+    return product(*(["int64"] if x.dtype.kind == "i" else k for x, k in zip(arrays, kinds)))
+
+
+def in_torch(run: Any, operands: Any, count: int) -> list[Any]:
+    """Torch's value, then its gradients where it has them; nothing where it refuses."""
+    for x in operands[:count]:
+        x.requires_grad = x.is_floating_point()
+    try:
+        value = run(functional, *operands)
+    except (RuntimeError, ValueError):
+        return []
+    try:
+        value.sum().backward()
+    except RuntimeError:
+        return [value]
+    return [value, *(x.grad for x in operands[:count] if x.requires_grad)]
+
+
+def ours(run: Any, operands: Any, count: int) -> list[Any]:
+    """The same here."""
+    for x in operands[:count]:
+        x.requires_grad = x.dtype.is_float
+    value = run(loss, *operands)
+    value.sum().backward()
+    return [value, *(x.grad for x in operands[:count] if x.requires_grad)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", OPERANDS)
+def test_dtypes_of_operands(name: str) -> None:
+    arrays, count, options = OPERANDS[name]
+    function = name.split(" ")[0]
+    none = {"reduction": "none"} if "loss" in name or "entropy" in name else {}
+    wrong, computed = [], []
+    for dtypes in dtypes_of(arrays):
+        peers = [torch.tensor(x).to(getattr(torch, d)) for x, d in zip(arrays, dtypes)]
+        exact = [x.double() if x.is_floating_point() else x for x in peers]
+        for more in ({}, none):
+
+            def run(home: Any, *given: Any, more: dict = more) -> Any:
+                return getattr(home, function)(*given, **options, **more)
+
+            theirs = in_torch(run, [x.clone() for x in peers], count)
+            if not theirs:  # torch refuses these dtypes
+                continue
+            mine = ours(run, [tg.from_torch(x) for x in peers], count)
+            kinds = [(str(x.dtype)[6:], tuple(x.shape)) for x in theirs]
+            found = [(str(x.dtype), tuple(x.shape)) for x in mine[: len(theirs)]]
+            wrong += [f"{dtypes} {more}: {found}, torch {kinds}"] if found != kinds else []
+        if theirs and len(set(dtypes)) < 3:
+            computed.append((dtypes, mine, theirs, in_torch(run, exact, count)))
+    assert not wrong, "\n".join(wrong)
+    assert len(computed) >= 2
+    tg.realize([x for _, mine, _, _ in computed for x in mine])
+    for dtypes, mine, theirs, best in computed:
+        for a, b, c in zip(mine, theirs, best):
+            got, want, right = a.double().numpy(), b.detach().double().numpy(), c.detach().numpy()
+            unit = max(UNIT[str(x.dtype)] for x in (a, mine[0]))
+            allowed = 2 * np.abs(want - right) + 8 * unit * max(1.0, np.abs(right).max())
+            if np.any(np.abs(got - right) > allowed):
+                wrong.append(f"{dtypes}: {got}, torch {want}, exactly {right}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_bfloat16_is_rounded_once() -> None:
     x = Tensor(LOGITS).to("bfloat16")
     found = loss.cross_entropy(x, Tensor(CLASSES))
@@ -171,5 +298,7 @@ def test_errors() -> None:
         loss.cross_entropy(Tensor(LOGITS), Tensor(CLASSES[:5]))
     with pytest.raises(UserError, match="unknown reduction"):
         loss.mse_loss(Tensor(LOGITS), Tensor(LOGITS), reduction="average")
+    with pytest.raises(DTypeError, match=r"mse_loss: needs floats[^$]*int64, int64"):
+        loss.mse_loss(Tensor(CLASSES), Tensor(CLASSES))
     with pytest.raises(DTypeError, match="classes are not integers"):
         loss.nll_loss(Tensor(LOGITS), Tensor(LOGITS[:, 0]))

@@ -2,7 +2,8 @@
 
 Invariant: a loss over classes reads its logits once (log-sum-exp with the maximum taken out,
 minus the logit picked by a gather along the class axis); everything below float32 is computed
-in float32 and rounded once at the end.
+in float32 and rounded once at the end. The result has the dtype that the operands promote to, or
+the input's where PyTorch writes into an array like the input.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from ..core import dtype as dtypes
-from ..core.dtype import promote
+from ..core.dtype import DType, promote
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build
 from ..ir.types import product
 from .activation import logsigmoid
-from .elementwise import clamp
-from .maths import abs_, cast, exp, log, pick
+from .elementwise import clamp, minimum
+from .maths import abs_, cast, exp, floating, log, pick
+from .operands import common
 from .reduce import amax, mean, norm, sum_
 from .tensor import Tensor, lift, node_of, wrap
 
@@ -38,48 +40,59 @@ def checked_reduction(op: str, reduction: str, more: tuple[str, ...] = ()) -> st
     return reduction
 
 
-def reduced(x: Tensor, reduction: str, op: str) -> Tensor:
-    """The mean, the sum, or all of it."""
+def reduced(x: Tensor, reduction: str, op: str, dtype: DType | None = None) -> Tensor:
+    """The mean, the sum, or all of it, rounded to a dtype."""
     checked_reduction(op, reduction)
-    if reduction == "none":
-        return x
-    return mean(x) if reduction == "mean" else sum_(x)
+    if reduction != "none":
+        x = mean(x) if reduction == "mean" else sum_(x)
+    return x if dtype is None else cast(x, dtype)
 
 
-def _floats(op: str, *values: Any) -> list[Tensor]:
-    """Tensors in their common float dtype, at least float32."""
-    tensors = [lift(v) for v in values]
-    dtype = dtypes.float32
-    for tensor in tensors:
-        if tensor.dtype.is_float:
-            dtype = promote(dtype, tensor.dtype)
-    return [cast(t, dtype) for t in tensors]
+def _given(value: Any) -> Any:
+    """A Tensor, or a Python number, which has no dtype of its own."""
+    return value if isinstance(value, (bool, int, float)) else lift(value)
+
+
+def _floats(op: str, *values: Any, integers: bool = False) -> tuple[list[Tensor], DType]:
+    """Operands in the dtype that they promote to, but at least float32, and that dtype; integers
+    alone are refused, or taken as float32."""
+    given = [_given(v) for v in values]
+    if not integers and not any(isinstance(v, Tensor) and v.dtype.is_float for v in given):
+        got = ", ".join(str(lift(v).dtype) for v in given)
+        raise DTypeError("needs floats", op=op, expected="a float dtype", got=got)
+    wide, dtype = common(op, *given)
+    return [cast(lift(v, wide[0].dtype), wide[0].dtype) for v in given], dtype
+
+
+def _input(op: str, input: Any) -> Tensor:
+    """What a loss gives back the dtype of."""
+    tensor = lift(input)
+    if not tensor.dtype.is_float:
+        raise DTypeError("needs floats", op=op, expected="a float dtype", got=tensor.dtype)
+    return tensor
 
 
 def _as_input(function: Function) -> Function:
-    """Compute in at least float32, give the dtype of the first operand."""
+    """Give the dtype of the input, whatever was computed in."""
 
     @wraps(function)
     def run(input: Any, *args: Any, **options: Any) -> Tensor:
-        tensor = lift(input)
-        if not tensor.dtype.is_float:
-            raise DTypeError(
-                "needs floats", op=function.__name__, expected="a float dtype", got=tensor.dtype
-            )
-        result = function(tensor, *args, **options)
-        return cast(result, tensor.dtype) if tensor.dtype.bits < 32 else result
+        tensor = _input(function.__name__, input)
+        return cast(function(tensor, *args, **options), tensor.dtype)
 
     return run  # type: ignore[return-value]
 
 
-def _pair(op: str, input: Any, target: Any) -> list[Tensor]:
-    """Input and target as floats of one shape."""
-    x, y = _floats(op, input, target)
-    if x.shape != y.shape:
-        shape = build.broadcast_shapes(op, x.shape, y.shape)
-        LOG.warning("%s: shapes %s and %s differ and are broadcast", op, x.shape, y.shape)
-        x, y = x.expand(shape), y.expand(shape)
-    return [x, y]
+def _pair(op: str, input: Any, target: Any) -> tuple[list[Tensor], DType]:
+    """Input and target as floats of one shape, and the dtype that they promote to once they have
+    it: a target without axes counts as much as the input."""
+    given = [_given(v) for v in (input, target)]
+    shapes = [v.shape for v in given if isinstance(v, Tensor)]
+    if shapes[1:] and shapes[0] != shapes[1]:
+        shape = build.broadcast_shapes(op, *shapes)
+        LOG.warning("%s: shapes %s and %s differ and are broadcast", op, *shapes)
+        given = [v.expand(shape) if isinstance(v, Tensor) else v for v in given]
+    return _floats(op, *given)
 
 
 # ---- classes --------------------------------------------------------------------------------
@@ -157,7 +170,6 @@ def _weight_of(weight: Tensor, target: Tensor, valid: Tensor) -> Tensor:
     return wrap(build.gather(node_of(weight), [index.node], (0,)), weight)
 
 
-@_as_input
 def cross_entropy(
     input: Any,
     target: Any,
@@ -174,26 +186,45 @@ def cross_entropy(
     checked_reduction(op, reduction)
     if not 0.0 <= label_smoothing <= 1.0:
         raise UserError("bad label_smoothing", op=op, expected="0..1", got=label_smoothing)
-    (x,), aim = _floats(op, input), lift(target)
+    x, aim = _input(op, input), lift(target)
+    dtype = x.dtype
+    if aim.dtype.is_float:
+        dtype = promote(dtype, aim.dtype)
+        dtype = dtype if weight is None else promote(dtype, lift(weight).dtype)
+    x = cast(x, promote(dtype, dtypes.float32))
     rows = _class_rows(op, x)
     weights = _class_weights(op, weight, rows.shape[-1], rows)
     if aim.dtype.is_float:
-        return _soft_cross_entropy(x, rows, aim, weights, reduction, label_smoothing)
+        losses = _soft_cross_entropy(x, rows, aim, weights, label_smoothing)
+        return reduced(losses, reduction, op, dtype)
     _check_target(op, x, aim)
-    flat = aim.reshape(-1).long()
-    valid = flat != ignore_index
+    losses = _class_cross_entropy(rows, aim, weights, ignore_index, reduction, label_smoothing)
+    return cast(losses, dtype)
+
+
+def _class_cross_entropy(
+    rows: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    ignored: int,
+    reduction: str,
+    smoothing: float,
+) -> Tensor:
+    """Cross-entropy with a target that gives each row its class."""
+    flat = target.reshape(-1).long()
+    valid = flat != ignored
     top, total = _log_total(rows)  # (rows, 1) each
-    near = picked(op, rows, pick(valid, flat, 0)).unsqueeze(-1)
+    near = picked("cross_entropy", rows, pick(valid, flat, 0)).unsqueeze(-1)
     losses = (total + (top - near)).squeeze(-1)
     if weights is not None:
         losses = losses * _weight_of(weights, flat, valid)
-    if label_smoothing:
+    if smoothing:
         away = top - rows if weights is None else (top - rows) * weights
         mass = float(rows.shape[-1]) if weights is None else sum_(weights)
         even = (total.squeeze(-1) * mass + sum_(away, -1)) / float(rows.shape[-1])
-        losses = losses * (1.0 - label_smoothing) + even * label_smoothing
-    result = _over_classes(losses, flat, weights, ignore_index, reduction)
-    return result.reshape(aim.shape) if reduction == "none" else result
+        losses = losses * (1.0 - smoothing) + even * smoothing
+    result = _over_classes(losses, flat, weights, ignored, reduction)
+    return result.reshape(target.shape) if reduction == "none" else result
 
 
 def _log_total(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,10 +239,9 @@ def _soft_cross_entropy(
     rows: Tensor,
     target: Tensor,
     weights: Tensor | None,
-    reduction: str,
     smoothing: float,
 ) -> Tensor:
-    """Cross-entropy with a target that gives each class its probability."""
+    """Cross-entropy of each row, with a target that gives each class its probability."""
     if target.shape != x.shape:
         raise ShapeError(
             "probabilities need the shape of the input",
@@ -227,9 +257,7 @@ def _soft_cross_entropy(
         share = share * weights
     top, total = _log_total(rows)
     losses = sum_(share * (total + (top - rows)), -1)
-    if reduction == "none":
-        return losses.reshape(x.shape[:1] + x.shape[2:] if x.ndim > 1 else ())
-    return reduced(losses, reduction, "cross_entropy")
+    return losses.reshape(x.shape[:1] + x.shape[2:] if x.ndim > 1 else ())
 
 
 @_as_input
@@ -239,7 +267,7 @@ def nll_loss(
     """-input[target] for log-probabilities with the class axis 1 (0 without a batch)."""
     op = "nll_loss"
     checked_reduction(op, reduction)
-    (x,), aim = _floats(op, input), lift(target)
+    x, aim = _floats(op, input)[0][0], lift(target)
     rows = _class_rows(op, x)
     weights = _class_weights(op, weight, rows.shape[-1], rows)
     _check_target(op, x, aim)
@@ -255,32 +283,29 @@ def nll_loss(
 # ---- distances ------------------------------------------------------------------------------
 
 
-@_as_input
 def mse_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """(input - target) ** 2."""
-    x, y = _pair("mse_loss", input, target)
+    (x, y), dtype = _pair("mse_loss", input, target)
     away = x - y
-    return reduced(away * away, reduction, "mse_loss")
+    return reduced(away * away, reduction, "mse_loss", dtype)
 
 
-@_as_input
 def l1_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """|input - target|."""
-    x, y = _pair("l1_loss", input, target)
-    return reduced(abs_(x - y), reduction, "l1_loss")
+    (x, y), dtype = _pair("l1_loss", input, target)
+    return reduced(abs_(x - y), reduction, "l1_loss", dtype)
 
 
-@_as_input
 def smooth_l1_loss(input: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """A square below beta, a line above: 0.5 * d ** 2 / beta, or |d| - 0.5 * beta."""
     if beta < 0:
         raise UserError("bad beta", op="smooth_l1_loss", expected="beta >= 0", got=beta)
     if beta == 0:
         return l1_loss(input, target, reduction)
-    x, y = _pair("smooth_l1_loss", input, target)
+    (x, y), dtype = _pair("smooth_l1_loss", input, target)
     away = abs_(x - y)
     losses = pick(away < beta, away * away * (0.5 / beta), away - 0.5 * beta)
-    return reduced(losses, reduction, "smooth_l1_loss")
+    return reduced(losses, reduction, "smooth_l1_loss", dtype)
 
 
 @_as_input
@@ -288,7 +313,7 @@ def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 
     """A square below delta, a line above: 0.5 * d ** 2, or delta * (|d| - 0.5 * delta)."""
     if delta <= 0:
         raise UserError("bad delta", op="huber_loss", expected="delta > 0", got=delta)
-    x, y = _pair("huber_loss", input, target)
+    (x, y), _ = _pair("huber_loss", input, target)
     away = abs_(x - y)
     losses = pick(away <= delta, away * away * 0.5, (away - 0.5 * delta) * delta)
     return reduced(losses, reduction, "huber_loss")
@@ -308,44 +333,47 @@ def binary_cross_entropy(
     input: Any, target: Any, weight: Any = None, reduction: str = "mean"
 ) -> Tensor:
     """-(target * log(input) + (1 - target) * log(1 - input)); logs are kept above -100."""
-    x, y = _pair("binary_cross_entropy", input, target)
+    (x, y), _ = _pair("binary_cross_entropy", input, target)
     losses = -(y * _floored_log(x) + (1.0 - y) * _floored_log(1.0 - x))
     if weight is not None:
         losses = losses * cast(lift(weight), losses.dtype)
     return reduced(losses, reduction, "binary_cross_entropy")
 
 
-@_as_input
 def binary_cross_entropy_with_logits(
     input: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
 ) -> Tensor:
-    """`binary_cross_entropy` of sigmoid(input), without leaving the range of floats."""
-    x, y = _pair("binary_cross_entropy_with_logits", input, target)
+    """`binary_cross_entropy` of sigmoid(input), without leaving the range of floats.
+
+    The result has the dtype of the target, as PyTorch has it; the input's beside integers.
+    """
+    op = "binary_cross_entropy_with_logits"
+    logits = _input(op, input)
+    aim = lift(target, logits.dtype)
+    (x, y), _ = _pair(op, logits, aim)
     surprise = -logsigmoid(x)
     if pos_weight is not None:
         surprise = surprise * ((cast(lift(pos_weight), x.dtype) - 1.0) * y + 1.0)
     losses = (1.0 - y) * x + surprise
     if weight is not None:
         losses = losses * cast(lift(weight), losses.dtype)
-    return reduced(losses, reduction, "binary_cross_entropy_with_logits")
+    return reduced(losses, reduction, op, aim.dtype if aim.dtype.is_float else logits.dtype)
 
 
-@_as_input
 def kl_div(input: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """target * (log(target) - input) for log-probabilities; also reduction='batchmean'."""
     checked_reduction("kl_div", reduction, ("batchmean",))
-    x, y = _pair("kl_div", input, target)
+    (x, y), dtype = _floats("kl_div", input, target)
     if log_target:
         losses = exp(y) * (y - x)
     else:
         zero = y == 0
         losses = y * log(pick(zero, 1.0, y)) - y * x
     if reduction == "batchmean":
-        return sum_(losses) / float(x.shape[0]) if x.ndim else sum_(losses)
-    return reduced(losses, reduction, "kl_div")
+        return cast(sum_(losses) / float(x.shape[0]) if x.ndim else sum_(losses), dtype)
+    return reduced(losses, reduction, "kl_div", dtype)
 
 
-@_as_input
 def poisson_nll_loss(
     input: Any,
     target: Any,
@@ -355,17 +383,16 @@ def poisson_nll_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """Negative log-likelihood of counts; `full` adds Stirling's term for target > 1."""
-    x, y = _pair("poisson_nll_loss", input, target)
+    (x, y), dtype = _floats("poisson_nll_loss", floating(input), target)
     losses = exp(x) - y * x if log_input else x - y * log(x + eps)
     if full:
         large = y > 1
         safe = pick(large, y, 2.0)
         stirling = safe * log(safe) - safe + 0.5 * log(2.0 * math.pi * safe)
         losses = losses + pick(large, stirling, 0.0)
-    return reduced(losses, reduction, "poisson_nll_loss")
+    return reduced(losses, reduction, "poisson_nll_loss", dtype)
 
 
-@_as_input
 def gaussian_nll_loss(
     input: Any,
     target: Any,
@@ -375,44 +402,44 @@ def gaussian_nll_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """Negative log-likelihood under a normal distribution with its own variance each."""
-    x, y = _pair("gaussian_nll_loss", input, target)
-    spread = cast(lift(var), x.dtype) if isinstance(var, Tensor) else x * 0.0 + float(var)
-    if spread.ndim < x.ndim and spread.ndim:
-        spread = spread.unsqueeze(-1)
+    op = "gaussian_nll_loss"
+    var = _given(var)
+    if isinstance(var, Tensor) and 0 < var.ndim < lift(input).ndim:
+        var = var.unsqueeze(-1)
+    (x, y, spread), dtype = _floats(op, input, target, var)
     spread = spread + (clamp(spread, min=eps) - spread).detach()
     away = x - y
     losses = 0.5 * (log(spread) + away * away / spread)
     if full:
         losses = losses + 0.5 * math.log(2.0 * math.pi)
-    return reduced(losses, reduction, "gaussian_nll_loss")
+    return reduced(losses, reduction, op, dtype)
 
 
 # ---- similarity and margins -----------------------------------------------------------------
 
 
-@_as_input
 def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The cosine of the angle between vectors along an axis."""
-    a, b = _floats("cosine_similarity", x1, x2)
+    a, b = lift(x1), lift(x2)
     shape = build.broadcast_shapes("cosine_similarity", a.shape, b.shape)
-    a, b = a.expand(*shape), b.expand(*shape)  # a repeated axis counts as often
+    (a, b), dtype = _floats("cosine_similarity", a.expand(*shape), b.expand(*shape))
     a = a / clamp(norm(a, 2, dim, True), min=eps)
     b = b / clamp(norm(b, 2, dim, True), min=eps)
-    return sum_(a * b, dim)
+    return cast(sum_(a * b, dim), dtype)
 
 
-@_as_input
 def cosine_embedding_loss(
     input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """1 - cos where the target is 1, cos above the margin where it is -1."""
-    x1, x2, y = _floats("cosine_embedding_loss", input1, input2, target)
+    (x1, x2), dtype = _floats("cosine_embedding_loss", floating(input1), floating(input2))
+    y = lift(target)
     axis, eps = (1 if x1.ndim > 1 else 0), 1e-12
     size = (sum_(x1 * x1, axis) + eps) * (sum_(x2 * x2, axis) + eps)
     cosine = sum_(x1 * x2, axis) / size.sqrt()
     apart = _positive(cosine - margin)
     losses = pick(y == 1, 1.0 - cosine, pick(y == -1, apart, 0.0))
-    return reduced(losses, reduction, "cosine_embedding_loss")
+    return reduced(losses, reduction, "cosine_embedding_loss", dtype)
 
 
 def _positive(x: Tensor) -> Tensor:
@@ -425,37 +452,43 @@ def hinge_embedding_loss(
     input: Any, target: Any, margin: float = 1.0, reduction: str = "mean"
 ) -> Tensor:
     """The input where the target is 1, what it lacks to the margin where it is -1."""
-    x, y = _floats("hinge_embedding_loss", input, target)
+    (x, y), _ = _floats("hinge_embedding_loss", input, target)
     near = pick(y != 1, _positive(margin - x), 0.0)
     return reduced(near + pick(y != -1, x, 0.0), reduction, "hinge_embedding_loss")
 
 
-@_as_input
 def margin_ranking_loss(
     input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """max(0, -target * (input1 - input2) + margin)."""
-    x1, x2, y = _floats("margin_ranking_loss", input1, input2, target)
-    return reduced(_positive(margin - y * (x1 - x2)), reduction, "margin_ranking_loss")
+    op = "margin_ranking_loss"
+    (x1, x2, y), dtype = _floats(op, input1, input2, target, integers=True)
+    return reduced(_positive(margin - y * (x1 - x2)), reduction, op, dtype)
 
 
 @_as_input
 def soft_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Tensor:
     """log(1 + exp(-target * input))."""
-    x, y = _floats("soft_margin_loss", input, target)
+    (x, y), _ = _floats("soft_margin_loss", input, target)
     return reduced(-logsigmoid(y * x), reduction, "soft_margin_loss")
 
 
-@_as_input
 def pairwise_distance(
     x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Tensor:
     """The p-norm of x1 - x2 + eps over the last axis."""
-    a, b = _floats("pairwise_distance", x1, x2)
-    return norm(a - b + eps, p, -1, keepdim)
+    away, dtype = _distance("pairwise_distance", x1, x2, p, eps, keepdim)
+    return cast(away, dtype)
 
 
-@_as_input
+def _distance(
+    op: str, x1: Any, x2: Any, p: float, eps: float, keepdim: bool = False
+) -> tuple[Tensor, DType]:
+    """The distance of pairs, not rounded yet, and the dtype to give back."""
+    (a, b), dtype = _floats(op, x1, x2, integers=True)
+    return norm(a - b + eps, p, -1, keepdim), dtype
+
+
 def triplet_margin_loss(
     anchor: Any,
     positive: Any,
@@ -467,24 +500,24 @@ def triplet_margin_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """max(0, d(anchor, positive) - d(anchor, negative) + margin)."""
-    near = pairwise_distance(anchor, positive, p, eps)
-    far = pairwise_distance(anchor, negative, p, eps)
+    op = "triplet_margin_loss"
+    near, dtype = _distance(op, anchor, positive, p, eps)
+    far, other_dtype = _distance(op, anchor, negative, p, eps)
     if swap:
-        other = pairwise_distance(positive, negative, p, eps)
-        far = pick(other < far, other, far)
-    return reduced(_positive(near - far + margin), reduction, "triplet_margin_loss")
+        far = minimum(far, _distance(op, positive, negative, p, eps)[0])
+    return reduced(_positive(near - far + margin), reduction, op, promote(dtype, other_dtype))
 
 
-@_as_input
 def multilabel_soft_margin_loss(
     input: Any, target: Any, weight: Any = None, reduction: str = "mean"
 ) -> Tensor:
     """The mean over classes of a binary cross-entropy on logits."""
-    x, y = _floats("multilabel_soft_margin_loss", input, target)
+    op = "multilabel_soft_margin_loss"
+    (x, y, *factors), dtype = _floats(op, input, target, *(() if weight is None else (weight,)))
     losses = -(y * logsigmoid(x) + (1.0 - y) * logsigmoid(-x))
-    if weight is not None:
-        losses = losses * cast(lift(weight), losses.dtype)
-    return reduced(mean(losses, -1), reduction, "multilabel_soft_margin_loss")
+    for factor in factors:
+        losses = losses * factor
+    return reduced(mean(losses, -1), reduction, op, dtype)
 
 
 @_as_input
@@ -497,7 +530,7 @@ def multi_margin_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """The mean over other classes of max(0, margin - input[target] + input) ** p."""
-    (x,), aim = _floats("multi_margin_loss", input), lift(target)
+    x, aim = _floats("multi_margin_loss", input)[0][0], lift(target)
     rows = _class_rows("multi_margin_loss", x if x.ndim else x.reshape(1))
     weights = _class_weights("multi_margin_loss", weight, rows.shape[-1], rows)
     flat = aim.reshape(-1).long()
@@ -527,9 +560,7 @@ __all__ = [
     "multilabel_soft_margin_loss",
     "nll_loss",
     "pairwise_distance",
-    "picked",
     "poisson_nll_loss",
-    "reduced",
     "smooth_l1_loss",
     "soft_margin_loss",
     "triplet_margin_loss",
