@@ -201,7 +201,15 @@ def llm_table(record: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     peers = {"llm": VLLM, "llm-fp8": VLLM_FP8}
-    for kind in ("llm", "llm-fp8", "llm-fp8-cache", "llm-int8", "llm-q4_1", "llm-q8_0"):
+    for kind in (
+        "llm",
+        "llm-fp8",
+        "llm-fp8-cache",
+        "llm-blocks",
+        "llm-int8",
+        "llm-q4_1",
+        "llm-q8_0",
+    ):
         found = newest(kind)
         other = bool(found) and found["commit"] != record["commit"]  # type: ignore[index]
         note = f" (commit {found['commit']})" if other else ""  # type: ignore[index]
