@@ -109,8 +109,8 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     lanes = lanes_of(space, MANY_WARPS)
     room = (space.target.memories["shared"].bytes - SPARE) // sum(n.dtype.size for n, _ in kept)
     size = min(room, columns) // lanes * lanes
-    crowded = space.room() < space.vector()  # threads need their registers
-    if crowded or size * 4 < columns or invariant():  # more threads would add in another order
+    # more threads would have too few registers, or add in another order
+    if space.room() < space.vector() or size * 4 < columns or invariant():
         return WARPS, Kept()
     return MANY_WARPS, Kept(size, (lane,), kept)
 
