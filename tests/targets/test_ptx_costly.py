@@ -129,6 +129,21 @@ def test_no_spills_where_float64_is_read_at_several_places(shape: tuple[int, int
     fits(tg.jit(tg.grad(loss, argnums=(0, 1))).lower(x, scale, weights))
 
 
+@pytest.mark.parametrize("shape", [(2, 9000), (3, 20000)])
+@pytest.mark.parametrize("count", [2, 3])
+def test_no_spills_of_long_rows_that_read_much(count: int, shape: tuple[int, int]) -> None:
+    """An element reads several arrays of float64, each at two places; a vector has 8 elements."""
+
+    def centred(x: Any, *given: Any) -> Any:
+        total = x.float()
+        for y in given:
+            total = total / (y + 1.5).float() + y.flip(-1).float()
+        return (total - total.mean(-1, keepdim=True)).half()
+
+    given = [tg.ones(*shape, dtype=tg.float64) for _ in range(count)]
+    fits(tg.jit(centred).lower(tg.ones(*shape, dtype=tg.float16), *given))
+
+
 def gradient_of_ratios(y: Any, other: Any) -> Any:
     """The derivative of functions of which many values are read again."""
 

@@ -107,6 +107,20 @@ ON_GPUS = {
         ],
         ["v0 = m.softmax((x0 @ x1.transpose(-1, -2) * 0.3).masked_fill(x3, -1e4), -1) @ x2"],
     ),
+    "one row of all elements, each read in six words, spilled in a gradient": (
+        [
+            ("float16", np.resize(SPREAD, (8, 7, 13, 4))),
+            ("float16", np.resize(SPREAD, (4, 7, 13, 8))),
+            ("float16", np.resize(SPREAD * 0.9, (4, 7, 13, 8))),
+        ],
+        [
+            "v0 = m.rot90(x0, 1, (0, 3))",
+            "v1 = m.sinh(v0 * 0.5)",
+            "v2 = F.instance_norm(3 - v1, eps=1e-2)",
+            "v3 = m.fmax(x2, m.addcmul(v2, x1, v2, value=0.5)[-1]) + m.split(3 - v1, 3, 1)[-1]",
+            "v4 = m.fmax(v1, v1) + m.var(v0, dim=None, correction=1) + v3",
+        ],
+    ),
     "digamma under a scatter spilled": (
         [("float32", np.resize(SPREAD, (31, 64))), ("float32", np.resize(SPREAD, (31, 2)))],
         ["v0 = m.digamma(x0.abs() + 1)", "v1 = m.index_add(v0, 1, m.tensor([29, 13]), x1)"],

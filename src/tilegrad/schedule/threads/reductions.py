@@ -40,7 +40,7 @@ MANY = 3  # words of each that it reads before it computes, at most
 def by_rows(space: ThreadSpace) -> Bodies:
     """Held, split, streamed or swept."""
     rows, columns = space.region.row_count, space.region.columns
-    if high(columns) <= (HELD if space.instructions() < COSTLY else HELD // 2):
+    if high(columns) <= HELD >> (3 if space.room() < EACH else space.instructions() >= COSTLY):
         return held(space, rows, columns)
     if invariant():
         return swept(space, rows)

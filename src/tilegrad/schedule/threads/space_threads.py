@@ -27,6 +27,7 @@ from ..space import Part, Space, lines_in
 from .tiles import ThreadSheet, TileEvaluator, Viewed
 
 WARP = 32
+WORDS, CROWDED = 24, 6  # that a thread reads at once where an element of a row reads so many
 
 
 class ThreadSpace(Space):
@@ -88,6 +89,11 @@ class ThreadSpace(Space):
         starts = self.expressions_at(self.reduces, self.region.stored, row, lane)
         found = set(reads_below(starts, self.stored_reads))
         return sum(max(1, n.dtype.size // 4) for n, _ in found if self.is_full(n))
+
+    def room(self) -> int:
+        """Elements of a long row for which a thread has registers: few where each reads much."""
+        words = 0 if invariant() else self.words_read(self.region.row_count, self.region.columns)
+        return WORDS if words < CROWDED else max(1, power_of_two(WORDS // words + 1) // 2)
 
     def is_full(self, node: Node) -> bool:
         """Whether an array is about as large as the Region."""

@@ -82,7 +82,7 @@ def reread(sweeps: Sequence[Sweep], lane: Expr) -> list[Place]:
 
 def lanes_of(space: ThreadSpace, warps: int) -> int:
     """Lanes of the tiles of a program that sweeps a long row."""
-    return warps * WARP * space.vector()
+    return warps * WARP * min(space.vector(), space.room())
 
 
 def swept(space: ThreadSpace, rows: Size) -> Bodies:
@@ -109,7 +109,8 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     lanes = lanes_of(space, MANY_WARPS)
     room = (space.target.memories["shared"].bytes - SPARE) // sum(n.dtype.size for n, _ in kept)
     size = min(room, columns) // lanes * lanes
-    if size * 4 < columns or invariant():  # more threads would add in another order
+    # more threads would have too few registers, or add in another order
+    if space.room() < space.vector() or size * 4 < columns or invariant():
         return WARPS, Kept()
     return MANY_WARPS, Kept(size, (lane,), kept)
 
