@@ -3,6 +3,7 @@ the simulator; what is around a product; Plans of an 8B model's shapes assembled
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -111,8 +112,9 @@ def test_products(name: str) -> None:
     Case(*given).check(plan)
 
 
-def test_a_number_of_tokens_that_the_step_knows() -> None:
-    case = Case("Q4_1", (64, 256, 11), size=symbol("tokens", 9, 16))
+@pytest.mark.parametrize("form", ["Q4_1", "Q8_0"])
+def test_a_number_of_tokens_that_the_step_knows(form: str) -> None:
+    case = Case(form, (64, 256, 11), size=symbol("tokens", 9, 16))
     case.check(plan_of(64, 16, 1))
 
 
@@ -131,7 +133,7 @@ def test_who_takes_it() -> None:
 def test_plans_count_what_they_allocate(tokens: int) -> None:
     """Every Plan that is offered fits into shared memory, barriers and alignment included."""
     for around in (NOTHING, Around(residual=True), Around(gated="silu"), Around(splits=(384, 192))):
-        for form in ("Q4_0", "Q4_1"):
+        for form in ("Q4_0", "Q4_1", "Q8_0"):
             shape = QuantisedShape(BY_NAME[form], 576, 576, tokens, bfloat16)
             for plan in plans(shape, around, H200):
                 body = kernels.body_of(shape, plan, around=around)
@@ -148,10 +150,10 @@ def test_assembled() -> None:
         (4096, 14336, Around(residual=True)),
         (28672, 4096, Around(gated="silu")),
     ):
-        for tokens in (8, 32, 64, 256):
-            shape = QuantisedShape(formats.Q4_1, rows, columns, tokens, bfloat16)
+        for form, tokens in itertools.product((formats.Q4_1, formats.Q8_0), (9, 32, 64, 128, 256)):
+            shape = QuantisedShape(form, rows, columns, tokens, bfloat16)
             plan = plans(shape, around, H200)[0]
             body = kernels.body_of(shape, plan, "entry", around)
-            texts[f"{rows} {tokens}"] = emit(body, "entry", H200)[0]
+            texts[f"{form.name} {rows} {tokens}"] = emit(body, "entry", H200)[0]
     for name, made in assemble_all(texts, H200.cpu).items():
         made.check_library(name)

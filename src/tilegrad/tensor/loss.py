@@ -3,7 +3,8 @@
 Invariant: a loss over classes reads its logits once (log-sum-exp with the maximum taken out,
 minus the logit picked by a gather along the class axis); everything below float32 is computed
 in float32 and rounded once at the end. The result has the dtype that the operands promote to, or
-the input's where PyTorch writes into an array like the input.
+the input's where PyTorch writes into an array like the input. Long because all losses stand on one
+page, and share how operands are promoted and results reduced.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
     """The Plan for few tokens: enough bytes asked for at once, and registers for them."""
     groups, tokens, heavy = groups_of(shape), high(shape.tokens), is_heavy(shape)
     x = shape.layout
-    tight = heavy or x.two_levels or x.planes == (8,) or shape.dtype.bits > 16  # in registers
+    tight = heavy or x.two_levels or units_of(x) > 1 or shape.dtype.bits > 16  # in registers
     if groups <= 32:
         few = tight and tokens > 1
         return RowsPlan(16, 2, 32, together=2, tokens=2) if few else RowsPlan(16, 2, 32)
@@ -77,8 +77,8 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
 
 
 def strips_plan(shape: QuantisedShape) -> RowsPlan:
-    """The Plan for one token where rows lie in strips: with few rows all programs are there at
-    once, and in registers enough for that the first half of a row is asked for ahead."""
+    """The Plan for one token where rows lie in strips. Where rows are few, a thread asks for half
+    of its weights ahead: so it has few registers, and all programs run at once."""
     short = groups_of(shape) <= 128
     if units_of(shape.layout) > 1:
         return RowsPlan(16, 8, 64)

@@ -251,9 +251,9 @@ class Groups:
         each, within = memory.shape[-1] // STRIP, min(rows, STRIP)
         units = [1 if unit is not None else n for n in memory.shape[2:-1]]
         sizes = (rows // within, groups, *units, within * each)
-        at = (row // STRIP, group, *[unit or 0 for _ in units], row % STRIP * each)
-        inside = there(sizes, 1, group, memory.shape[1])
-        found = tile.load(memory, at if rows < STRIP else (*at[:-1], 0), sizes, mask=inside)
+        first = row % STRIP * each if rows < STRIP else 0
+        at = (row // STRIP, group, *[unit or 0 for _ in units], first)
+        found = tile.load(memory, at, sizes, mask=there(sizes, 1, group, memory.shape[1]))
         words = [each] if units else []
         found = tile.reshape(found, (rows // within, groups, math.prod(units), within, each))
         found = tile.transpose(found, (0, 3, 1, 2, 4))
