@@ -172,7 +172,7 @@ def surrounded(x: QuantisedShape, around: Around, given: Memories, values: Array
 def few(x: QuantisedShape, plan: RowsPlan | None = None, around: Around = NOTHING) -> Products:
     """Few tokens, by byte products."""
     weights, sizes = Weights(x), around.results(x)
-    body = quantised_gpu.body_of(x, plan or quantised_gpu.rows_plan(x), around=around)
+    body = quantised_gpu.body_of(x, plan or quantised_gpu.rows_plan(x, H200), around=around)
     shapes = {
         "x": (x.tokens, x.columns),
         "norm": (x.columns,),
@@ -239,6 +239,7 @@ def rows(x: QuantisedShape, ids: Sequence[int]) -> Products:
 
 
 SMALL = RowsPlan(8, 1, 32)
+SHARED = RowsPlan(8, 1, 32, programs=3)
 AROUND = {
     "norm with an offset, bias": Around(norm=1e-5, offset=1.0, bias=True),
     "gated": Around(gated="silu"),
@@ -264,6 +265,7 @@ def quantised() -> Iterator[tuple[str, Callable[[], Products]]]:
             yield f"few tokens: {form}, {tokens}, its own Plan", lambda x=x: few(x)
     x = QuantisedShape(formats.Q4_1, 16, 3072, 1, bfloat16)
     yield "few tokens: turns", lambda: few(x, RowsPlan(8, 2, 32, stages=2))
+    yield "few tokens: blocks shared out", lambda: few(x, RowsPlan(4, 2, 32, stages=2, programs=3))
     yield "few tokens: last turn cut", lambda: few(x, RowsPlan(8, 4, 64))
     several = QuantisedShape(formats.Q4_1, 16, 1024, 3, bfloat16)
     yield (
@@ -274,6 +276,7 @@ def quantised() -> Iterator[tuple[str, Callable[[], Products]]]:
         for dtype in (bfloat16, float32):
             own = QuantisedShape(formats.Q4_1, 32, 1024, 2, dtype)
             yield f"around: {name}, {dtype}", lambda x=own, a=around: few(x, SMALL, a)
+            yield f"around: {name}, {dtype}, shared", lambda x=own, a=around: few(x, SHARED, a)
     for form in (formats.Q4_1, formats.Q8_0):
         long = QuantisedShape(form, 64, 288, 70, bfloat16)
         yield f"many tokens: {form}, its own Plan", lambda x=long: many(x)

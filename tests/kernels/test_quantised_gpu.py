@@ -31,13 +31,14 @@ from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape, pa
 from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body
-from tilegrad.tile.callee import parse_callee
+from tilegrad.tile.callee import KernelCallee, parse_callee
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.interpret import run
 from tilegrad.tile.prove import check_body
 
 BY_NAME = {form.name: form for form in QUANTISED}
 SMALL = RowsPlan(8, 1, 32)
+SHARED = replace(SMALL, programs=3)  # which share blocks of rows out, some one more than others
 
 
 def packed(shape: QuantisedShape, raw: np.ndarray) -> list[np.ndarray]:
@@ -189,6 +190,9 @@ PLANS = {
     "last turn cut": (1024 * 3, RowsPlan(8, 4, 64, stages=1)),
     "rows of several warps": (1024, RowsPlan(16, 4, 32)),
     "resident": (1024, RowsPlan(8, 2, 32, resident=4)),
+    "blocks shared out": (1024, RowsPlan(4, 1, 32, programs=3)),
+    "turns of shared blocks": (1024 * 3, RowsPlan(4, 2, 32, stages=2, programs=3)),
+    "all blocks of one program": (1024 * 2, RowsPlan(4, 1, 32, stages=2, programs=1)),
 }
 
 
@@ -261,10 +265,11 @@ AROUND = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("plan", [SMALL, SHARED], ids=["alone", "shared"])
 @pytest.mark.parametrize("dtype", [bfloat16, float32], ids=str)
 @pytest.mark.parametrize("name", AROUND)
-def test_around(name: str, dtype: Any) -> None:
+def test_around(name: str, dtype: Any, plan: RowsPlan) -> None:
     """A norm before, a bias, gates and a residual after, against float64."""
     around = AROUND[name]
     case = Product(formats.Q4_1, 32, 1024, 1, dtype)
@@ -284,12 +289,13 @@ def test_around(name: str, dtype: Any) -> None:
     if around.gated:
         want = want[:, :16] / (1 + np.exp(-want[:, :16])) * want[:, 16:]
     want = want + (residual.astype(np.float64) if around.residual else 0)
-    body = kernels.body_of(case.shape, SMALL, around=around)
+    body = kernels.body_of(case.shape, plan, around=around)
     sizes = around.results(case.shape)
     order = [name for name, _ in parameters(case.shape, kernels.parts(case.shape), around)][
         : -len(sizes)
     ]
-    found = kernels.callee(case.shape, H200, around).interpret(*map(given.get, order))
+    callee = KernelCallee.named("quantised_around", [body], around.names(case.shape))
+    found = callee.interpret(*map(given.get, order))
     simulated = [np.zeros((1, size), dtype.numpy) for size in sizes]
     simulate(*emit(checked(body), "entry", H200), [*map(given.get, order), *simulated])
     for out in (np.concatenate(found, 1), np.concatenate(simulated, 1)):
@@ -391,7 +397,7 @@ def test_instructions(name: str) -> None:
     """The products of a weight fit beside its bytes; weights are asked for 16 bytes at a time,
     those of all stages before the wait."""
     shape = QuantisedShape(BY_NAME[name], 28672, 4096, 1, bfloat16)
-    plan = kernels.rows_plan(shape)
+    plan = replace(kernels.rows_plan(shape, H200), warps=8, programs=0)
     lines, more = (lines_of(shape, p) for p in (plan, replace(plan, rows=2 * plan.rows)))
     weights = plan.rows * 4096 // (32 * plan.warps)  # of a thread
     further, whole = WORK[name]
@@ -453,7 +459,7 @@ def test_few_tokens_keep_to_registers(name: str, tokens: int, target: Target) ->
         pytest.skip("NO PTXAS HERE")
     texts = {}
     for (rows, columns), around, dtype in itertools.product(
-        ((576, 576), (4096, 4096), (4096, 14336)), ALL_AROUND, (bfloat16, float32)
+        ((576, 576), (4096, 4096), (4096, 14336), (28672, 4096)), ALL_AROUND, (bfloat16, float32)
     ):
         form = BY_NAME[name]
         shape = QuantisedShape(form, rows, round_up(columns, form.block), tokens, dtype)

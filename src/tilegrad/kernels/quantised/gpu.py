@@ -56,7 +56,7 @@ def is_heavy(shape: QuantisedShape) -> bool:
     return len(shape.layout.planes) > 1 or shape.layout.doubled
 
 
-def rows_plan(shape: QuantisedShape) -> RowsPlan:
+def rows_plan(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> RowsPlan:
     """The Plan for few tokens: enough bytes asked for at once, and registers for them."""
     groups, tokens, heavy = groups_of(shape), high(shape.tokens), is_heavy(shape)
     x = shape.layout
@@ -64,11 +64,8 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
     if groups <= 32:
         few = tight and tokens > 1
         return RowsPlan(16, 2, 32, together=2, tokens=2) if few else RowsPlan(16, 2, 32)
-    if tokens == 1 and in_strips(shape.layout):
-        return strips_plan(shape)
     if tokens == 1:
-        few = groups <= 128 or heavy
-        return RowsPlan(16, 8, 64, stages=2) if few else RowsPlan(8, 8, 256, resident=2)
+        return token_plan(shape, target, around)
     if groups <= 128:
         return RowsPlan(16, 8, 64, together=2, stages=2, resident=1 if tight else 2)
     if tight:
@@ -76,16 +73,35 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
     return RowsPlan(32, 16, 64, together=2, stages=2, resident=1)
 
 
-def strips_plan(shape: QuantisedShape) -> RowsPlan:
-    """The Plan for one token where rows lie in strips. Where rows are few, a thread asks for half
-    of its weights ahead: so it has few registers, and all programs run at once."""
-    short = groups_of(shape) <= 128
-    if units_of(shape.layout) > 1:
+def token_plan(shape: QuantisedShape, target: Target, around: Around) -> RowsPlan:
+    """The Plan for one token. Many rows are shared out among as many programs as run at once, each
+    of so few registers a thread that two of them share a core. Where rows are few, a thread of
+    strips asks for half of its weights ahead, to the same end."""
+    strips, short = in_strips(shape.layout), groups_of(shape) <= 128
+    ahead = strips and not short and around.norm is None  # registers for two turns
+    bytes_ = strips and units_of(shape.layout) > 1
+    if programs := sharing(shape, target):
+        warps = 8 if bytes_ else 16
+        return RowsPlan(16, warps, 64, stages=1 + ahead, resident=2, programs=programs)
+    if bytes_:
         return RowsPlan(16, 8, 64)
-    stages = 1 if short and shape.rows <= 48 * CORES else 2
-    if shape.rows <= 32 * CORES:
-        return RowsPlan(16, 16, 64, stages=stages, resident=2 if short else 0)
-    return RowsPlan(16, 8, 64, stages=stages, resident=2)
+    if strips and shape.rows <= 32 * CORES:
+        return RowsPlan(16, 16, 64, stages=1 if short else 2, resident=2 if short else 0)
+    if strips:
+        few = short and shape.rows <= 48 * CORES
+        return RowsPlan(16, 8, 64, stages=1 if few else 2, resident=2 if few else 3)
+    few = short or is_heavy(shape) or shape.dtype.bits > 16
+    return RowsPlan(16, 8, 64, stages=2) if few else RowsPlan(8, 8, 256, resident=2)
+
+
+def sharing(shape: QuantisedShape, target: Target) -> int:
+    """Programs that blocks of 16 rows are shared out among: two of a core, each with as many; 0
+    where cores would idle, and where a block a program is soon done."""
+    most, blocks = 2 * target.cores, ceil_divide(shape.rows, ROWS)
+    each = ceil_divide(blocks, most)
+    many = each > 1 or groups_of(shape) > 128
+    many = many and shape.dtype.bits <= 16  # wider x take the registers
+    return ceil_divide(blocks, each) if many and 10 * blocks >= 9 * most * each else 0
 
 
 def matrix_plan(shape: QuantisedShape, block: int = 0) -> MatrixPlan:
@@ -111,7 +127,8 @@ def are_few(shape: QuantisedShape, target: Target) -> bool:
     if invariant():
         return False
     room = target.memories["shared"].bytes
-    return high(shape.tokens) <= FEW_TOKENS and shared_bytes(shape, rows_plan(shape)) <= room
+    needed = shared_bytes(shape, rows_plan(shape, target))
+    return high(shape.tokens) <= FEW_TOKENS and needed <= room
 
 
 def many(form: Format, rows: int, dtype: DType, target: Target) -> int:
@@ -128,7 +145,7 @@ def plans_for(shape: QuantisedShape, target: Target, around: Around = NOTHING) -
         return [gpu_warps.plan_of(shape, around, target)]
     if not gpu_packed.why_not(shape, target, around):
         return gpu_packed.plans(shape, around, target)
-    return [rows_plan(shape) if are_few(shape, target) else matrix_plan(shape)]
+    return [rows_plan(shape, target, around) if are_few(shape, target) else matrix_plan(shape)]
 
 
 def body_of(

@@ -46,6 +46,7 @@ class AroundKernel:
         self.results = sum(around.results(shape))
         self.rows = round_up(self.results, ROWS)
         self.turns = ceil_divide(self.groups, plan.groups)
+        self.programs = self.rows // self.each  # that rows are shared out among
         uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
         if self.rows % self.each or uneven:
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
@@ -60,7 +61,7 @@ class AroundKernel:
     def build(self) -> Body:
         """Which rows and tokens a program has, then its work."""
         plan = self.plan
-        grid: list[Any] = [self.rows // self.each]
+        grid: list[Any] = [self.programs]
         with tile.into(self.b):
             tile.grid_launch_dependents()
             if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights

@@ -42,7 +42,7 @@ from ...core.format import NUMPY
 from ...ir.symbol import ceil_divide, round_up
 from .layout import Array, Layout, joined
 from .shape import Part, QuantisedShape
-from .words import doubled, moved, shifted, there
+from .words import and_masks, doubled, moved, shifted, there
 
 ROWS = 16  # rows are padded to a multiple of this
 GROUP = 32
@@ -220,7 +220,7 @@ class Groups:
 
     def load(self, row: Any, group: Any, rows: int, groups: int) -> list[Any]:
         """All there is of rows and groups from a row and a group on, as it lies; 0 past the last
-        group."""
+        ones."""
         made = []
         for name, memory in self.memories.items():
             if in_strips(self.x):
@@ -231,7 +231,7 @@ class Groups:
                 words = words_of(self.x)
                 first = group * words
                 shape: tuple[int, ...] = (rows, groups * words)
-                inside = there(shape, 1, first, memory.shape[2])
+                inside = both_there(shape, (row, first), memory.shape[::2])
                 for unit in range(memory.shape[1]):
                     found = tile.load(memory, (row, unit, first), shape, axes=(0, 2), mask=inside)
                     made.append(tile.reshape(found, (rows, groups, words)))
@@ -239,7 +239,7 @@ class Groups:
             each = BLOCK if name == "scales" and self.x.two_levels else 1
             more = memory.shape[2:]
             first, shape = group // each, (rows, max(1, groups // each), *more)
-            inside = there(shape, 1, first, memory.shape[1])
+            inside = both_there(shape, (row, first), memory.shape)
             made.append(tile.load(memory, (row, first, *(0 for _ in more)), shape, mask=inside))
         return made
 
@@ -253,7 +253,7 @@ class Groups:
         sizes = (rows // within, groups, *units, within * each)
         first = row % STRIP * each if rows < STRIP else 0
         at = (row // STRIP, group, *[unit or 0 for _ in units], first)
-        found = tile.load(memory, at, sizes, mask=there(sizes, 1, group, memory.shape[1]))
+        found = tile.load(memory, at, sizes, mask=both_there(sizes, at, memory.shape))
         words = [each] if units else []
         found = tile.reshape(found, (rows // within, groups, math.prod(units), within, each))
         found = tile.transpose(found, (0, 3, 1, 2, 4))
@@ -333,6 +333,11 @@ def placed(tiles: Sequence[Any], bits: int) -> list[tuple[Any, int]]:
         for unit, select, at in itertools.product(tiles, NEIGHBOURS, (0, 2))
     ]
     return [(near[n % len(near)], n // len(near) * bits) for n in range(8)]
+
+
+def both_there(sizes: tuple[int, ...], at: Sequence[Any], limits: Sequence[int]) -> Any:
+    """Which elements there are along the first two axes; None for all."""
+    return and_masks(*(there(sizes, axis, at[axis], limits[axis]) for axis in (0, 1)))
 
 
 def one(x: Any, at: int) -> Any:

@@ -7,6 +7,9 @@ signed bytes each, in shared memory; a product of four codes is then two byte pr
 Sums within a group are exact integers; scale, minimum and the offset of the codes are applied
 once a group, in float32. Error of x: 2 ** -16 of the largest of its group, below that of bfloat16.
 
+Many rows are shared out: a program rounds x once and takes block after block of them; while it
+finishes the sums of one, memory brings the weights of the next.
+
 Cost for a weight of Q4_1, in lane instructions: 1/8 to bring nibbles to the order of x, 3/8 to take
 them apart, 1/2 of byte products, 9/32 for scales and sums: 1.3; and 5/rows to round x, where a
 program has so many rows. At 4.47 TB/s an H200 brings 31 weights of 5 bits a clock and core, so that
@@ -44,6 +47,7 @@ class RowsPlan(AroundPlan):
 
     together: int = 4  # tokens that are multiplied at once
     tokens: int = 4  # of a program at most: more go to further programs, which read weights again
+    programs: int = 0  # that share blocks of rows out, each with x rounded once; 0: one a block
 
 
 def rounded_groups(shape: QuantisedShape, plan: RowsPlan) -> int:
@@ -66,28 +70,67 @@ class RowsKernel(AroundKernel):
     def __init__(self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around) -> None:
         super().__init__(shape, plan, name, around)
         self.tokens = min(plan.tokens, high(shape.tokens))
+        self.programs = min(plan.programs or self.programs, self.programs)
 
     @tile.function
     def work(self) -> None:
-        """Ask for weights, wait, multiply turn by turn, write: sums are of a token for each side
-        one after the other."""
-        step, stages = self.plan.groups, min(self.plan.stages, self.turns)
-        loaded = [x for i in range(stages) for x in self.load(i * step)]
+        """Ask for weights, wait, round x, multiply block after block of rows."""
+        stages = min(self.plan.stages, self.turns)
+        loaded = [x for turn in range(stages) for x in self.ask(self.row, turn)]
         self.constants()
         tile.grid_dependency_wait()
-        self.residuals = [self.load_residual(token) for token in range(self.tokens)]
+        alone = not self.plan.programs
+        residuals = self.load_residuals() if alone else []
         self.round_inputs()
         self.divisors = [self.roots(token) for token in range(self.tokens)]
-        shape = (self.each, step, 1)
-        sums = [tile.zeros(shape) for _ in range(self.tokens * self.sides)]
-        each, rest = len(loaded) // stages, (self.turns - stages) * step
+        if alone:
+            self.finish(self.only_block(stages, loaded), residuals)
+            return
+        for row in tile.range(self.row, self.rows, self.programs * self.each):
+            loaded = self.next_block(row, stages, loaded)
+
+    @tile.function
+    def only_block(self, stages: int, loaded: Sequence[Any]) -> list[Any]:
+        """The sums of the program's rows, turn by turn."""
+        step, each = self.plan.groups, len(loaded) // stages
+        rest, sums = (self.turns - stages) * step, self.zeros()
         for group in tile.range(0, rest, step):
             following = self.load(group + stages * step)
             sums = self.multiply(group, loaded[:each], sums)
             loaded = [*loaded[each:], *following]
-        for i in range(stages):
-            sums = self.multiply(rest + i * step, loaded[i * each : (i + 1) * each], sums)
-        self.finish(sums)
+        for turn in range(stages):
+            own = loaded[turn * each : (turn + 1) * each]
+            sums = self.multiply(rest + turn * step, own, sums)
+        return sums
+
+    def next_block(self, row: Any, stages: int, loaded: Sequence[Any]) -> list[Any]:
+        """A block of rows: where its weights were, those of the next come in, which memory brings
+        while sums are finished."""
+        loaded, sums, each = list(loaded), self.zeros(), len(loaded) // stages
+        self.row = row
+        self.bias, residuals = self.load_bias(), self.load_residuals()
+        for turn in range(self.turns):
+            loaded += self.ask(row, turn + stages)
+            sums = self.multiply(turn * self.plan.groups, loaded[:each], sums)
+            del loaded[:each]
+        self.row = row
+        self.finish(sums, residuals)
+        return loaded
+
+    def ask(self, row: Any, turn: int) -> list[Any]:
+        """The weights of a turn of a block, or of one of the next: 0 past the last row."""
+        after, turn = divmod(turn, self.turns)
+        self.row = row + after * self.programs * self.each
+        return self.load(turn * self.plan.groups)
+
+    def zeros(self) -> list[Any]:
+        """Sums of a token for each side, one after the other."""
+        shape = (self.each, self.plan.groups, 1)
+        return [tile.zeros(shape) for _ in range(self.tokens * self.sides)]
+
+    def load_residuals(self) -> list[Any]:
+        """What is added to the results of each token."""
+        return [self.load_residual(token) for token in range(self.tokens)]
 
     def constants(self) -> None:
         """Norm and bias, which need not wait."""
@@ -211,7 +254,7 @@ class RowsKernel(AroundKernel):
 
     # ---- results --------------------------------------------------------------------------------
 
-    def finish(self, sums: Sequence[Any]) -> None:
+    def finish(self, sums: Sequence[Any], residuals: Sequence[Any]) -> None:
         """Sum over the threads of a row, do what is around and write."""
         whole = [tile.sum(s, 1) for s in self.met(sums)]
         rows = self.rows_there()
@@ -220,7 +263,7 @@ class RowsKernel(AroundKernel):
             own = whole[token * self.sides : (token + 1) * self.sides]
             if (root := self.divisors[token]) is not None:
                 own = [tile.quick_divide(x, root) if self.quick else x / root for x in own]
-            self.put(token, own, self.bias, self.residuals[token], mask)
+            self.put(token, own, self.bias, residuals[token], mask)
 
     def roots(self, token: int) -> Any:
         """The root of a token's mean square, for each row; None where there is no norm."""
