@@ -231,7 +231,7 @@ class Groups:
                 words = words_of(self.x)
                 first = group * words
                 shape: tuple[int, ...] = (rows, groups * words)
-                inside = both_there(shape, (row, first), memory.shape[::2])
+                inside = of_whole_rows(shape, (row, first), memory.shape[::2])
                 for unit in range(memory.shape[1]):
                     found = tile.load(memory, (row, unit, first), shape, axes=(0, 2), mask=inside)
                     made.append(tile.reshape(found, (rows, groups, words)))
@@ -239,7 +239,7 @@ class Groups:
             each = BLOCK if name == "scales" and self.x.two_levels else 1
             more = memory.shape[2:]
             first, shape = group // each, (rows, max(1, groups // each), *more)
-            inside = both_there(shape, (row, first), memory.shape)
+            inside = of_whole_rows(shape, (row, first), memory.shape)
             made.append(tile.load(memory, (row, first, *(0 for _ in more)), shape, mask=inside))
         return made
 
@@ -253,7 +253,7 @@ class Groups:
         sizes = (rows // within, groups, *units, within * each)
         first = row % STRIP * each if rows < STRIP else 0
         at = (row // STRIP, group, *[unit or 0 for _ in units], first)
-        found = tile.load(memory, at, sizes, mask=both_there(sizes, at, memory.shape))
+        found = tile.load(memory, at, sizes, mask=of_whole_rows(sizes, at, memory.shape))
         words = [each] if units else []
         found = tile.reshape(found, (rows // within, groups, math.prod(units), within, each))
         found = tile.transpose(found, (0, 3, 1, 2, 4))
@@ -335,9 +335,10 @@ def placed(tiles: Sequence[Any], bits: int) -> list[tuple[Any, int]]:
     return [(near[n % len(near)], n // len(near) * bits) for n in range(8)]
 
 
-def both_there(sizes: tuple[int, ...], at: Sequence[Any], limits: Sequence[int]) -> Any:
-    """Which elements there are along the first two axes; None for all."""
-    return and_masks(*(there(sizes, axis, at[axis], limits[axis]) for axis in (0, 1)))
+def of_whole_rows(sizes: tuple[int, ...], at: Sequence[Any], limits: Sequence[int]) -> Any:
+    """Which elements there are of whole rows, or strips, along the second axis; None for all."""
+    inside, past = there(sizes, 1, at[1], limits[1]), tile.most(at[0] - limits[0]) >= 0
+    return and_masks(tile.broadcast(at[0] < limits[0], sizes), inside) if past else inside
 
 
 def one(x: Any, at: int) -> Any:
