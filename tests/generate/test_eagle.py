@@ -174,7 +174,7 @@ def test_guesses_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     assert ids(found) == ids(run(engine_of(model), asked())[0])
     assert len(proposer.made) > 30 and max(len(g) for _, g in proposer.made) == 3
     embed, last = arrays(model)
-    for known, guesses in proposer.made[::7]:
+    for known, guesses in proposer.made[::15]:
         features, tokens = features_of(model, known)[:-1], known[1:]
         for guess in guesses:
             made = by_numpy(weights, tokens, features, embed)[-1]

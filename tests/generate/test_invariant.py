@@ -137,7 +137,7 @@ def run(engine: Engine, requests: list[Request], together: int) -> dict[int, lis
     return found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "form", "dtype"), CASES, ids=[f"{f}-{q or d}" for f, q, d in CASES]
 )
