@@ -102,6 +102,7 @@ def test_an_error_ends_with_its_message(
 
 SLOW = """
 import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may ignore it
 class Slow:
     def find_spec(self, name, *rest):
         if name == {at!r}:

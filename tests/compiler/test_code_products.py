@@ -153,6 +153,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_product(name: str) -> None:
     m, n, k, forms, scale = CASES[name]
@@ -320,6 +321,7 @@ def launches_of(tokens: int, width: int, inner: int, form: str) -> list[Launch]:
     return [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "tokens, form", [(1, ROW), (32, ROW), (2048, ROW), (1, INT8), (2048, INT8)]
 )

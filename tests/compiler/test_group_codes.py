@@ -150,6 +150,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_product(name: str) -> None:
     case = Case(*CASES[name])
@@ -161,6 +162,7 @@ def test_product(name: str) -> None:
 
 
 @pytest.mark.usefixtures(assembled.__name__)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -321,6 +323,7 @@ SMALL = {
 WHOLE = {**SMALL, "hidden_size": 256, "moe_intermediate_size": 128}  # blocks
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens", [1, 3, 70])
 @pytest.mark.parametrize("scale, form", [(None, ROW), (0.02, ROW), (None, INT8), (None, BLOCKS)])
 def test_layer(tokens: int, scale: float | None, form: str) -> None:
@@ -334,6 +337,7 @@ def test_layer(tokens: int, scale: float | None, form: str) -> None:
 
 
 @pytest.mark.usefixtures(assembled.__name__)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", [ROW, BLOCKS])
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_layer_simulated(tokens: int, form: str) -> None:
@@ -345,6 +349,7 @@ def test_layer_simulated(tokens: int, form: str) -> None:
     assert error.mean() <= 0.01 * np.abs(judge.astype(np.float64)).mean()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", [ROW, INT8, BLOCKS])
 @pytest.mark.parametrize("tokens, most", [(1, 7), (8, 8), (32, 9), (8192, 10)])
 def test_launches(tokens: int, most: int, form: str) -> None:

@@ -102,6 +102,7 @@ def feed(part: Part, x: Any) -> Any:
     return x + part.down(silu(part.gate(y)) * part.up(y))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @pytest.mark.parametrize("options", [{}, {"offset": 1.0}, {"bias": True}], ids=str)

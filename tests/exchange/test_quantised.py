@@ -42,7 +42,7 @@ def model_of(folder: ModelFolder, **options: Any) -> Decoder:
     return model
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FEW)
 def test_a_folder_runs_as_it_is(name: str, tmp_path: Path) -> None:
     wanted = write_folder(tmp_path / "model", name)

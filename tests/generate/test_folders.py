@@ -32,7 +32,7 @@ def written(name: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.sampled(2, also=("gpt_oss",))
+@pytest.mark.sampled(3, also=("gpt_oss",))
 @pytest.mark.parametrize("name", NAMES)
 def test_prefill_and_decode_as_transformers(name: str, tmp_path: Path) -> None:
     llm = LLM(written(name, tmp_path), dtype="float32", requests=2, context=64)

@@ -173,7 +173,7 @@ def plain(llm: LLM) -> tuple[dict[Any, list[Produced]], int]:
     return run(engine_of(llm), several())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("page", [4, 16])
 @pytest.mark.parametrize("wrong", [None, 0, 1, 3])
 def test_answers_are_those_without_guesses(llm: LLM, wrong: int | None, page: int) -> None:

@@ -82,6 +82,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case, options", CASES)
 @pytest.mark.parametrize("dtype", [float32, bfloat16, float16])
 def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:

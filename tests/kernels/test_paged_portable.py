@@ -62,6 +62,7 @@ def expected(x: PagedShape, given: list[Any]) -> Any:
     return paged_reference.attention(x, **named(ATTEND, given))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", [AVX2, A100, H200], ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
 @pytest.mark.parametrize("cache", [None, float8_e4m3, int8], ids=str)

@@ -308,7 +308,7 @@ SIMULATED = (
 )
 
 
-@pytest.mark.sampled(2, also=("sinks",))
+@pytest.mark.sampled(3, also=("sinks",))
 @pytest.mark.parametrize("label", SIMULATED)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""

@@ -380,7 +380,7 @@ def by_bytes(kernel: Any, form: Format, x: np.ndarray, raw: np.ndarray) -> Any:
     return compiled(callee, [x, *packed(shape, raw)], (len(x), len(raw)), float32)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dots, limit", [("exact", 32639), ("int8", 127)])
 @pytest.mark.parametrize("form", QUANTISED, ids=str)
 def test_any_number_of_tokens_by_products_of_bytes(form: Format, dots: str, limit: int) -> None:

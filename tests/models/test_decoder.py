@@ -45,7 +45,7 @@ def greedy(step: Any, model: Decoder, prompt: Any) -> Any:
     return known
 
 
-@pytest.mark.sampled(3, also=("gemma3", "gpt_oss", "mixtral"))
+@pytest.mark.sampled(4, also=("gemma3", "gpt_oss", "mixtral"))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_parity(name: str) -> None:
     model, ours, step = peer(name), loaded(name), tg.jit(whole)
@@ -143,7 +143,7 @@ def advance(
     return model.step(given, positions, attend, rows, rotated=False)
 
 
-@pytest.mark.sampled(2, also=("gemma3", "mixtral"))
+@pytest.mark.sampled(3, also=("gemma3", "mixtral"))
 @pytest.mark.parametrize("name", ["llama_yarn", "gemma3", "mixtral", "gpt2", "gpt_oss"])
 def test_step_with_a_paged_cache(name: str) -> None:
     """Two requests, in chunks of 9 and 4 tokens and then one by one, as if each were alone."""

@@ -168,6 +168,7 @@ EXPERTS = {"family": "qwen3moe", "experts": 6, "experts_used": 2, "layers": 2}
 FORMATS = ["Q4_0", "Q4_1", "Q8_0", "MXFP4", "Q4_K", "Q6_K"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_experts_stay_quantised(name: str) -> None:
     """Tokens are those of unpacked experts, and memory holds little more than the file."""

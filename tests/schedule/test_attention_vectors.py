@@ -156,12 +156,14 @@ def test_all_extras(dtype: Any, sizes: tuple[int, ...]) -> None:
     check(sizes, dtype, extras(sizes, dtype), softcap=2.0, band=(-60, 20))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["bias", "mask", "slopes", "sinks", "key_lengths"])
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_each_extra(name: str, dtype: Any) -> None:
     check(ODD, dtype, {name: extras(ODD, np.float32)[name]}, band=(None, 8))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 45), (2, 4, 37, 1), (1, 1, 1, 1), (2, 1, 37, 45)])
 @pytest.mark.parametrize("queries", [37, 1])
 def test_bias_of_every_shape(shape: tuple[int, ...], queries: int) -> None:
@@ -171,6 +173,7 @@ def test_bias_of_every_shape(shape: tuple[int, ...], queries: int) -> None:
     check((2, 4, 2, queries, 45, 24, 20), more={"bias": bias, "mask": bias < 1})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "orders",
     [

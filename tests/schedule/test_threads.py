@@ -214,6 +214,7 @@ def test_columns_of_any_length(lead: tuple, count: int) -> None:
 # ---- movement -------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(33, 65), (64, 128), (100, 3), (3, 100), (130, 129)], ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.int8, np.int64], ids=str)
 def test_transposes(shape, dtype) -> None:
@@ -300,6 +301,7 @@ def test_long_running_sums(kind: str, axis: int) -> None:
     check(lambda x: ops.cumulative(x, axis=axis, kind=kind), floats(*shape), looser=20)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["set", "add", "max"])
 @pytest.mark.parametrize("rest", [(), (3,), (100,)], ids=str)
 @pytest.mark.parametrize("sorts", [False, True], ids=["ranked", "sorted"])
@@ -322,6 +324,7 @@ def test_repeated_indices(mode: str, rest: tuple, sorts: bool, fresh) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["set", "add", "multiply"])
 @pytest.mark.parametrize("rest", [(), (3,), (100,)], ids=str)
 @pytest.mark.parametrize("size", [2, 33, 500])

@@ -164,6 +164,7 @@ def test_a_quantised_layer(form: str) -> None:
     assert rates == [rate]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_quantised_model(form: str, flow: str) -> None:

@@ -178,6 +178,7 @@ BEHIND: list[tuple[Callable[[Any, Any], Any], str, tuple[int, int, int]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(BEHIND)))
 def test_no_spills_behind_products(number: int) -> None:
     """A thread of a product's kernel has many sums, and the values of an epilogue for each."""
