@@ -189,7 +189,7 @@ def test_a_layer_simulated(tokens: int) -> None:
 
 
 @pytest.mark.usefixtures("assembled")
-@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("tokens", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_few_rows_stream_their_weights(tokens: int) -> None:
     """A program has four rows of an expert's weights; tokens that pick the same one share them
     (there are 6 for 4 a token)."""
