@@ -17,7 +17,7 @@ from sanitize_attention import Array, Memories, Steps, drawn
 
 from tilegrad.compiler.pipeline import fitted
 from tilegrad.core import format as formats
-from tilegrad.core.dtype import DType, bfloat16, float16, float32
+from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.format import QUANTISED, Format
 from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
@@ -60,17 +60,17 @@ def unwritten(dtype: DType, *shape: int) -> Array:
 # ---- one token ------------------------------------------------------------------------------
 
 
-WHOLE = WARPS[0] * LINES[0]  # elements of a row that all warps share evenly
+WHOLE = WARPS[0] * LINES[0] // 2  # elements of a row that all warps share evenly
 
 
 def vector(n: int, k: int = WHOLE, dtype: DType = bfloat16, **more: Any) -> Operands:
     """Operands of a matvec."""
-    return Operands(1, n, k, dtype, dtype, **more)
+    return Operands(1, n, k, dtype, bfloat16 if dtype is float8_e4m3 else dtype, **more)
 
 
 def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -> Products:
     """Products of a token; gated, one of both results."""
-    line, sizes = line_of(x.k), x.weights or (x.n,)
+    line, sizes = line_of(x.k, x.dtype), x.weights or (x.n,)
     lines = x.k // line
     kept = sizes[:1] if x.gated else sizes
     named = [f"w{i}" for i in range(len(sizes))], [f"c{i}" for i in range(len(kept))]
@@ -87,7 +87,8 @@ def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -
     )
 
     def token(row: Any) -> Node:
-        return b.cast(b.load(b.parameters[0], (0, 0), (lines, line), (0, 1)), float32)
+        found = b.load(b.parameters[0], (0, 0), (lines, line), (0, 1))
+        return found if x.dtype.size == 1 else b.cast(found, float32)
 
     def epilogue(*given: Any) -> Node:
         return given[0] if len(given) == 2 else b.apply("multiply", *given[:2])
@@ -122,11 +123,15 @@ MATVEC: dict[str, Callable[[], Products]] = {
     "gated": lambda: matvec(vector(40, weights=(40, 40), gated=True)),
     "gated, long rows": lambda: matvec(vector(8, 4 * WHOLE, weights=(8, 8), gated=True)),
     "float16": lambda: matvec(vector(16, dtype=float16)),
+    "e4m3": lambda: matvec(vector(16, 2 * WHOLE, float8_e4m3)),
+    "e4m3, long rows": lambda: matvec(vector(8, 7 * WHOLE, float8_e4m3)),
+    "e4m3, gated": lambda: matvec(vector(16, dtype=float8_e4m3, weights=(16, 16), gated=True)),
+    "e4m3, shared out": lambda: matvec(vector(72, 2 * WHOLE, float8_e4m3), MatvecPlan(8, 8, 4)),
     "weights that are no constants": lambda: matvec(vector(16), use="value"),
     "rows for four warps": lambda: matvec(vector(8, 5 * WHOLE // 2)),
-    "few warps": lambda: matvec(vector(32, 3 * LINES[0]), MatvecPlan(2, 4)),
-    "one warp": lambda: matvec(vector(32, 3 * LINES[0])),
-    "short lines": lambda: matvec(vector(32, 9 * LINES[-1])),
+    "few warps": lambda: matvec(vector(32, 3 * LINES[0] // 2), MatvecPlan(2, 4)),
+    "one warp": lambda: matvec(vector(32, 3 * LINES[0] // 2)),
+    "short lines": lambda: matvec(vector(32, 9 * LINES[-1] // 2)),
 }
 
 

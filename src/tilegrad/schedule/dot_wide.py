@@ -298,7 +298,7 @@ class WideDot:
     def matvec(self, x: Operands) -> Any:
         """The kernel of one token: the weights of the parts in lines."""
         k, lead = high(x.k), (x.batch,) if x.block else ()
-        line, weights = line_of(k), []
+        line, weights = line_of(k, x.dtype), []
         for part in self.parts:
             memory, size = self.e.memories[part.right.node], high(part.problem.sizes[3]) * k
             strides = (*(size for _ in lead), line, 1)
@@ -336,16 +336,20 @@ class WideDot:
     def token(self, row: Size) -> Node:
         """The token of a row in lines, and the whole sums that follow from the only one."""
         b, p, k = self.b, self.problem, high(self.problem.sizes[2])
-        size = line_of(k)
+        size = line_of(k, p.a.dtype)
         shape = (k // size, size)
         with self.e.tile(0, shape[0], shape[0], 0, size, size) as (line, at):
-            place = line * size + at
-            found = b.cast(self.e.value(p.a, p.index(A, 0, row, place)), float32)
+            place, lines = line * size + at, []
             for whole in self.wholes:
                 source = whole.inputs[0]
                 x = b.broadcast(self.e.value(source, unravel(place, source.shape)), shape)
-                total = b.reduce(x, 1, "sum")
-                self.totals[(whole, 0)] = b.reduce(total, 0, "sum")
+                lines.append(b.reduce(x, 1, whole.op.name))
+            for whole, each in zip(self.wholes, lines):  # threads meet once for all of them
+                total = b.reduce(each, 0, whole.op.name)
+                self.totals[(whole, 0)] = total
+                self.e.bind(whole, unravel(0, whole.shape), total)  # codes rest on the largest
+            found = self.e.value(p.a, p.index(A, 0, row, place))
+            found = found if p.a.dtype.size == 1 else b.cast(found, float32)
             return b.broadcast(found, shape)
 
     def residual_reads(self) -> list[Node]:

@@ -26,7 +26,7 @@ from ..graph import ops
 from ..ir.node import Node, Op, topological, users, walk
 from ..ir.symbol import high
 from ..ir.types import Array, product
-from ..kernels.matmul.matvec import warps_of
+from ..kernels.matmul.matvec import STREAMED, warps_of
 from .access import ELEMENTWISE, MOVEMENT, Readers, base_of, readers_through
 from .cost import bytes_moved
 from .lowering import Lowering
@@ -50,13 +50,14 @@ def is_part(node: Node) -> bool:
 
 
 def is_whole(node: Node) -> bool:
-    """Whether a sum adds up the sums of all blocks of a row, or one row of one token."""
-    if not sums_last(node):
+    """Whether a sum adds up the sums of all blocks of a row, or one row of one token; the largest
+    of one token counts as its sum does."""
+    if node.op not in (ops.sum_, ops.max_):
         return False
     parts = node.inputs[0]
     if node.size == 1 and parts.op.category in ELEMENTWISE:
-        return True
-    return is_part(parts) and high(parts.shape[-1]) <= MOST_PARTS
+        return node.attrs["axes"] == (len(parts.shape) - 1,)
+    return sums_last(node) and is_part(parts) and high(parts.shape[-1]) <= MOST_PARTS
 
 
 def hand_over(lowering: Lowering) -> None:
@@ -69,7 +70,7 @@ def hand_over(lowering: Lowering) -> None:
         found = _until_products(node, readers, given)
         if found is None:
             continue
-        dots = {dot for scaled in found[1] for i in scaled.inputs if (dot := _product(i))}
+        dots = {dot for scaled in found[1] for i in scaled.inputs if (dot := _product(i))} | found[2]
         if node.size == 1:  # each program reads the whole row
             if not all(map(streams, dots)):
                 continue
@@ -77,13 +78,19 @@ def hand_over(lowering: Lowering) -> None:
             values -= {row for row in rows if _recomputed_by_all(row, readers, given)}
         values -= found[0]
         values |= {_rounded(scaled, readers) for scaled in found[1]}
+    for dot in order:
+        if _is_coded(dot):
+            codes = base_of(dot.inputs[0])
+            made = any(_product(leaf) for leaf in leaves_of(codes, values))
+            if codes not in given and codes.op is ops.cast and not made:
+                values.discard(codes)  # each program encodes the token
 
 
 def _until_products(
     node: Node, readers: Readers, given: set[Node]
-) -> tuple[set[Node], set[Node]] | None:
-    """What follows from a whole sum before products are multiplied by it, and those; None where
-    anything else reads it."""
+) -> tuple[set[Node], set[Node], set[Node]] | None:
+    """What follows from a whole sum before products are multiplied by it, those, and the products
+    of one token whose codes rest on it; None where anything else reads it."""
 
     def is_scaled(reader: Node) -> bool:
         return reader.op is ops.multiply and any(map(_product, reader.inputs))
@@ -95,9 +102,15 @@ def _until_products(
         return readers.get(current, ()) if follows(current) and not is_scaled(current) else ()
 
     reached = set(walk([node], step))
-    scaled = {n for n in reached if is_scaled(n)}
-    found = reached - scaled
-    return (found, scaled) if all(map(follows, found)) and found.isdisjoint(given) else None
+    scaled, coded = ({n for n in reached if ends(n)} for ends in (is_scaled, _is_coded))
+    found = reached - scaled - coded
+    taken = all(map(follows, found)) and found.isdisjoint(given)
+    return (found, scaled, coded) if taken else None
+
+
+def _is_coded(dot: Node) -> bool:
+    """Whether a Node is a product of the codes of one token, which each of its programs can make."""
+    return dot.op is ops.dot and dot.inputs[0].dtype.size == 1 and streams(dot)
 
 
 def _rounded(node: Node, readers: Readers) -> Node:
@@ -121,11 +134,11 @@ def streams(dot: Node) -> bool:
     batch, contract = dot.attrs["batch"], dot.attrs["contract"]
     if batch != ((), ()) or contract != ((len(a.shape) - 1,), (1,)) or len(b.shape) != 2:
         return False
-    if product(a.shape[:-1]) != 1 or a.dtype is not b.dtype or a.dtype.size != 2:
+    if product(a.shape[:-1]) != 1 or a.dtype is not b.dtype or a.dtype not in STREAMED:
         return False
     n, k = b.shape
     whole = isinstance(n, int) and isinstance(k, int)
-    return whole and high(n) % 8 == 0 and warps_of(high(k)) > 0
+    return whole and high(n) % 8 == 0 and warps_of(high(k), a.dtype) > 0
 
 
 def _recomputed_by_all(node: Node, readers: Readers, given: set[Node]) -> bool:

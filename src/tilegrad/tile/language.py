@@ -382,7 +382,7 @@ def bitcast(x: Any, dtype: Any) -> TileValue:
 
 
 def words(x: Any) -> TileValue:
-    """Four neighbouring bytes of the last axis as an int32, the first the lowest."""
+    """Neighbours of the last axis, of 8 or 16 bits, that fill an int32, the first the lowest."""
     return TileValue(do(ops.words, tile_of(x).node))
 
 

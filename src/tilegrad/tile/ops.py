@@ -163,11 +163,11 @@ def reshape(x: Node, *, shape: Shape) -> Type:
 
 @row("shape", numpy=lambda n, x: np.ascontiguousarray(x).view(np.int32))
 def words(x: Node) -> Type:
-    """four neighbouring bytes of the last axis as the bytes of an int32, the first the lowest"""
+    """neighbours of the last axis, of 8 or 16 bits, that fill an int32, the first the lowest"""
     *lead, size = _tile(x).shape
-    if _tile(x).dtype.bits != 8 or size % 4:
-        raise Misfit(f"{x.type} has no bytes in fours")
-    return Tile((*lead, size // 4), int32)
+    if _tile(x).dtype.bits not in (8, 16) or size % (each := 32 // _tile(x).dtype.bits):
+        raise Misfit(f"{x.type} has no elements that fill words")
+    return Tile((*lead, size // each), int32)
 
 
 @row("shape", numpy=lambda n, x: x.transpose(n.attrs["order"]))

@@ -1,13 +1,17 @@
 """Products of one token with weights: every weight is read once, as fast as memory gives it.
 
-`Matvec` is a kernel for one row of 16-bit floats. A program takes a few rows of the weights (n, k)
-into registers, all of them asked for before anything else and before the launch before has ended,
-since weights are constants; only then it waits, reads the token, multiplies, and hands its sums to
-the epilogue. There are many more programs than fit on the cores at once: while some wait for
-memory others multiply, and the first programs of the next launch ask for their weights while the
-last ones of this are at work, so memory does not idle between launches. Several weights of one
-token are taken one after another (q, k and v), or taken side by side for an epilogue that sees
+`Matvec` is a kernel for one row of 16-bit floats, e4m3 or int8. A program takes a few rows of the
+weights (n, k) into registers, all of them asked for before anything else and before the launch
+before has ended, since weights are constants; only then it waits, reads the token, multiplies, and
+hands its sums to the epilogue. There are many more programs than fit on the cores at once: while
+some wait for memory others multiply, and the first programs of the next launch ask for their weights
+while the last ones of this are at work, so memory does not idle between launches. Several weights of
+one token are taken one after another (q, k and v), or taken side by side for an epilogue that sees
 all products (gate and up).
+
+A token of codes is made of what it encodes by every program, which costs as much as some rows of
+weights. So many rows are *shared out*: as many programs as run at once take block after block of
+rows, and ask for the next one before their threads meet for the sums of one.
 
 `GroupedMatvec` has the few rows of one or two tokens that go to experts: a program takes some rows
 of a group's weights, and all rows of the group. Which weights those are is known when the launch
@@ -25,43 +29,58 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32
+from ...core.dtype import DType, bfloat16, float8_e4m3, float16, float32, int8, int32, uint16
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import high
+from ...ir.symbol import ceil_divide, high
 from ...tile.build import Body, BodyBuilder
 from ..grouped import block_at, listed
 from .shape import Ask, Choice, Epilogue, Operands, among, first_wrong
 
-LINES = (256, 128, 64)  # elements of a line that a warp reads at once; a row is some lines
+STREAMED = (bfloat16, float16, float8_e4m3, int8)  # of weights
+LINES = (512, 256, 128)  # bytes of a line that a warp reads at once; a row is some lines
 WARPS = (8, 4, 2, 1)  # of a program, the first number that divides a row's lines
 MOST_ROWS = 16  # of all groups, whose weights are read as a matvec does
 LONG = 8192  # elements of a row beyond which a product by itself is left to the wide matmul
 LONGEST = 16384  # elements of a row that a program holds in registers
 EACH = 64  # elements of weights that a thread holds: 128 took 4 % longer, a step of an 8B model
 SMALL = 2  # warps; each thread has twice as much: small programs begin too slowly
+CODES = 128  # codes of weights that a thread holds, where its program has one block of rows
+UNIT = 8  # the power of two that codes of a token are divided by: their products fit halves
+RESIDENT = 2  # programs of a core that rows are shared out among
 SECONDS, RATE = 2e-6, 1.0  # beginning and end; share of the copy rate
 
 
 @dataclass(frozen=True)
 class MatvecPlan:
-    """Choices of `Matvec`: rows of a program (of all weights, where it takes several), warps."""
+    """Choices of `Matvec`: rows of a block (of all weights, where it takes several), warps, and
+    programs that blocks are shared out among; 0 where each has one."""
 
     rows: int = 8
     warps: int = 8
+    programs: int = 0
 
 
-def line_of(k: int) -> int:
+def line_of(k: int, dtype: DType) -> int:
     """Elements of a line of such rows; 0 where they have no whole ones."""
-    return next((line for line in LINES if k % line == 0), 0)
+    return lines_of(k, dtype)[0]
 
 
-def warps_of(k: int) -> int:
+def warps_of(k: int, dtype: DType) -> int:
     """Warps of a program, each with as many lines of a row; 0 where none fit or it is too long."""
-    line = line_of(k)
-    fits = (w for w in WARPS if line and k % (w * line) == 0 and k <= 2 * EACH * 32 * w)
-    return next(fits, 0) if k <= LONGEST else 0
+    warps = lines_of(k, dtype)[1]
+    return warps if k <= min(LONGEST, 2 * EACH * 32 * warps) else 0
+
+
+def lines_of(k: int, dtype: DType) -> tuple[int, int]:
+    """Elements of a line, and warps: lines as long as they may be; of codes as many warps, since
+    threads hold a token twice while they encode it."""
+    sizes = [bytes_ // dtype.size for bytes_ in LINES]
+    pairs = [(line, warps) for line in sizes for warps in WARPS]
+    if dtype.size == 1:
+        pairs.sort(key=lambda pair: -pair[1])
+    return next((pair for pair in pairs if k % (pair[0] * pair[1]) == 0), (0, 0))
 
 
 def why_not(x: Operands, target: Target) -> str:
@@ -69,10 +88,10 @@ def why_not(x: Operands, target: Target) -> str:
     k, weights = x.k, x.weights or (x.n,)
     wrong = [
         (high(x.m) > MOST_ROWS if x.block else (x.m, x.batch) != (1, 1), "one token"),
-        (x.dtype.size != 2, "16-bit floats"),  # codes of 8 bits are widened too slowly
+        (x.dtype not in STREAMED or (x.block and x.dtype.size == 1), "16-bit floats, e4m3 or int8"),
         (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
         (
-            not isinstance(k, int) or not warps_of(k),
+            not isinstance(k, int) or not warps_of(k, x.dtype),
             "rows are whole lines, as many for each warp",
         ),
         (any(not isinstance(n, int) or n % 8 for n in weights), "rows come in eights"),
@@ -83,15 +102,25 @@ def why_not(x: Operands, target: Target) -> str:
 
 def choose(x: Operands, target: Target) -> Choice[MatvecPlan]:
     """A Plan: as many rows as registers hold well; weights are rows, as in a turned wide matmul."""
-    warps = warps_of(high(x.k))
+    warps = warps_of(high(x.k), x.dtype)
     each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
-    most = EACH if warps > SMALL else 2 * EACH
-    rows = next(r for r in (8, 4, 2, 1) if r * each <= most or r == 1)
+    sizes, programs = x.weights or (high(x.n),), 0
+    if x.dtype.size > 1:
+        most = EACH if warps > SMALL else 2 * EACH
+        rows = next(r for r in (8, 4, 2, 1) if r * each <= most or r == 1)
+    else:
+        rows = next(r for r in (8, 4, 2, 1) if r * each <= CODES or r == 1)
+        programs = sharing(sum(sizes) // rows, len(sizes) // x.products, target)
     rows = max(rows, x.products)
-    sizes = x.weights or (high(x.n),)
     bytes_ = sum(sizes) * high(x.k) * x.dtype.size * (high(x.m) if x.block else 1)
     seconds = SECONDS + bytes_ / (RATE * target.peak_bytes())
-    return Choice(MatvecPlan(rows, warps), True, seconds)
+    return Choice(MatvecPlan(rows, warps, programs), True, seconds)
+
+
+def sharing(blocks: int, results: int, target: Target) -> int:
+    """Programs that so many blocks are shared out among, each with as many; 0 for one a block."""
+    each = ceil_divide(blocks, RESIDENT * target.cores)
+    return ceil_divide(blocks, each) if each > 1 and results == 1 else 0
 
 
 class Matvec:
@@ -109,20 +138,21 @@ class Matvec:
         ahead: Sequence[Ask] = (),
     ) -> None:
         """weights: (n * lines, line) each; results: (rows, n) each; token(row) gives (lines, line)
-        in float32; `ahead` asks for what the epilogue of a result will read."""
+        in float32, or its codes; `ahead` asks for what the epilogue of a result will read."""
         self.x, self.plan, self.b, self.token = x, plan, b, tile.outside(token)
         self.weights = [tile.memory(w) for w in weights]
         self.results = [tile.memory(r) for r in results]
         self.epilogues = [tile.outside(e) for e in epilogues]
         self.ahead = [tile.outside(ask) for ask in ahead]
-        self.line = line_of(high(x.k))
+        self.line = line_of(high(x.k), x.dtype)
         self.lines = high(x.k) // self.line
         self.rows = plan.rows // x.products  # of each weight
         self.own, self.piece = 0, 0  # as the wide matmul says to its epilogues
         self.sizes = x.weights or (high(x.n),)
         kept = self.sizes[:1] if x.gated else self.sizes
         self.starts = [sum(kept[:i]) // self.rows for i in range(len(kept))]
-        self.programs = sum(kept) // self.rows
+        blocks = sum(kept) // self.rows
+        self.programs = min(plan.programs or blocks, blocks)
         whole = self.rows and not any(n % self.rows for n in self.sizes)
         if len(self.weights) != len(self.sizes) or not whole:
             raise InternalError("kernels.matmul.matvec", f"no Body with {plan} for {x}")
@@ -133,10 +163,11 @@ class Matvec:
             self.program = tile.grid(self.programs)
             tile.grid_launch_dependents()
             among(self.program, self.starts, self.work)
-        return self.b.finish((self.programs,), plan=self.plan, warps=self.plan.warps)
+        notes = {"resident": RESIDENT} if self.plan.programs else {}
+        return self.b.finish((self.programs,), plan=self.plan, warps=self.plan.warps, **notes)
 
     def work(self, number: int) -> None:
-        """Weights, the wait, the token, sums, the epilogue."""
+        """Weights, the wait, then all of a block, or of block after block."""
         start, after = self.starts[number], [*self.starts, self.programs][number + 1]
         most = max(0, (after - start - 1) * self.rows)
         row = tile.hold((self.program - start) * self.rows, "row", (0, most))
@@ -147,17 +178,51 @@ class Matvec:
         loaded = self.rows_of(weights, row)
         if constant:
             tile.grid_dependency_wait()
+        if self.plan.programs:
+            self.share_out(row, loaded)
+            return
+        self.ask(number, row)
+        self.finish(number, self.products(loaded, self.operand(0)), (0, row, 0))
+
+    @tile.function
+    def share_out(self, first: Any, loaded: list[Any]) -> None:
+        """Block after block of rows, all with the token that was made once; the rows of the next
+        are asked for where those of one were, before threads meet for its sums."""
+        token, rows, step = self.operand(0), self.sizes[0], self.programs * self.rows
+        for row in tile.range(first, rows, step):
+            self.ask(0, row)
+            products = self.products(loaded, token)
+            loaded = self.rows_of(self.weights, row + step, rows)
+            self.finish(0, products, (0, row, 0))
+
+    def ask(self, number: int, row: Any) -> None:
+        """Ask for what the epilogue of a result will read."""
         for ask in self.ahead[number : number + 1]:
             ask((self.rows, 1), (0, row, 0))
-        self.multiply(number, loaded, (0, row, 0))
 
-    def multiply(self, number: int, loaded: Sequence[Any], where: tuple[Any, Any, Any]) -> None:
-        """The token, sums, the epilogue; where: (group, row of the weights, row)."""
-        _, row, own = where
+    def operand(self, own: Any) -> Any:
+        """The token of a row as its products want it: codes in words, e4m3 as halves."""
         token = self.token(own)
-        products = [tile.cast(line, float32) * token for line in loaded]
-        lines = [tile.sum(p, 1) for p in products]  # threads meet once for all of them
+        if self.x.dtype.size > 1:
+            return token
+        if self.x.dtype is int8:
+            return in_fours(tile.words(token))
+        pairs = tile.words(tile.cast(token, float16))
+        unit = tile.repeat_bits(tile.full((), 2.0**-UNIT, float16))
+        return in_fours(tile.pair_multiply_add(pairs, unit, tile.full((), 0, int32), float16))
+
+    def products(self, loaded: Sequence[Any], token: Any) -> list[Any]:
+        """Sums of lines, as far as a thread has them."""
+        if self.x.dtype.size > 1:
+            return [tile.sum(tile.cast(line, float32) * token, 1) for line in loaded]
+        return [tile.sum(of_codes(line, token), 1) for line in loaded]
+
+    def finish(self, number: int, lines: Sequence[Any], where: tuple[Any, Any, Any]) -> None:
+        """Sums, the epilogue; where: (group, row of the weights, row)."""
+        _, row, own = where
         sums = [tile.sum(line, 0) for line in lines]
+        if self.x.dtype is float8_e4m3:
+            sums = [total * 2.0**UNIT for total in sums]
         pieces = [
             tile.stack(sums[n * self.rows : (n + 1) * self.rows]) for n in range(self.x.products)
         ]
@@ -166,11 +231,33 @@ class Matvec:
         value = tile.reshape(tile.cast(value, out.dtype), (self.rows,))
         tile.store(out[own, row : row + self.rows], value)
 
-    def rows_of(self, weights: Sequence[Any], row: Any) -> list[Any]:
+    def rows_of(self, weights: Sequence[Any], row: Any, limit: Any = None) -> list[Any]:
         """What a program has of each weight: a row is so many lines of the (rows * lines, line)
-        that it is stored as."""
+        that it is stored as; 0 from a limit on."""
+        size = (self.lines, self.line)
+        mask = None if limit is None else tile.broadcast(row < limit, size)
         firsts = ((w, (row + r) * self.lines) for w in weights for r in range(self.rows))
-        return [tile.load(w[at : at + self.lines, 0 : self.line]) for w, at in firsts]
+        return [tile.load(w, (at, 0), size, mask=mask) for w, at in firsts]
+
+
+def in_fours(words: Any) -> Any:
+    """Words of lines, four by four."""
+    lines, size = words.shape
+    return tile.reshape(words, (lines, size // 4, 4))
+
+
+def of_codes(codes: Any, token: Any) -> Any:
+    """Products of a row's codes with the token, the neighbours of four words added up."""
+    halves = codes.dtype is not int8
+    words = in_fours(tile.words(tile.cast(codes, float16) if halves else codes))
+    total = tile.zeros((*token.shape[:2], 1), int32)
+    for i in range(4):
+        pair = words[:, :, i : i + 1], token[:, :, i : i + 1], total
+        total = tile.pair_multiply_add(*pair, float16) if halves else tile.signed_byte_dot(*pair)
+    if halves:
+        low, high = (tile.bitcast((total >> n).to(uint16), float16) for n in (0, 16))
+        total = low.to(float32) + high.to(float32)
+    return tile.reshape(total, token.shape[:2])
 
 
 class GroupedMatvec(Matvec):
@@ -197,4 +284,4 @@ class GroupedMatvec(Matvec):
             group, first, last = block_at(self.blocks, block, groups, rows)
             loaded = self.rows_of([w[group] for w in self.weights], row)
             for own in tile.range(first, last, bounds=(0, rows - 1)):
-                self.multiply(0, loaded, (group, row, own))
+                self.finish(0, self.products(loaded, self.operand(own)), (group, row, own))

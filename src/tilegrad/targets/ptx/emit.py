@@ -174,7 +174,7 @@ def emit_node(e: Emission, node: Node) -> None:
     scalar = getattr(node.type, "shape", None) == ()
     if e.plan.free(node) and not scalar:
         return
-    if elementwise or name in ("constant", "broadcast", "transpose"):
+    if elementwise or name in ("constant", "broadcast", "transpose", "words"):
         e.values.held[node] = e.values.make(node, e.plan.spread(node))
     elif name in PLAIN:
         if e.overlaps or "griddepcontrol" not in PLAIN[name]:

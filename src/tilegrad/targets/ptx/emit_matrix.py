@@ -96,7 +96,7 @@ def kept_registers(e: Emission, kept: Touch, count: int) -> Registers:
 def own_words(e: Emission, a: Node, first: int, count: int) -> str:
     """Registers of an operand that threads hold, from an element of each thread on."""
     held = e.carried[a]
-    each = 2 if held.paired or a.dtype is int32 else 1
+    each = 2 if held.in_words or a.dtype is int32 else 1
     return braced(held.registers[first // each : (first + count) // each])
 
 
@@ -161,8 +161,8 @@ def load_bytes(e: Emission, node: Node) -> None:
     start, turned, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     words, lie = e.carried[operand].registers, lie_of(type_)
     (m, k), warps = operand.shape, e.threads.count // 32
-    paired = e.carried[operand].paired
-    if not lie.turns or start % 32 or k % 32 or m % (16 * warps) or not paired:
+    in_words = e.carried[operand].in_words
+    if not lie.turns or start % 32 or k % 32 or m % (16 * warps) or not in_words:
         raise InternalError("ptx.emit", f"no {operand.type} comes from {type_} at {start}")
 
     def make() -> str:

@@ -43,7 +43,7 @@ from .spread import (
 )
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
-DERIVED = ("broadcast", "reshape", "transpose")
+DERIVED = ("broadcast", "reshape", "transpose", "words")
 WARP = 32
 NEAR = 1 << 18  # elements of a Memory that caches keep
 
@@ -350,6 +350,8 @@ def seen(node: Node, spread: Spread) -> Spread:
         case "transpose":
             order = node.attrs["order"]
             return spread.permute([order.index(axis) for axis in range(len(order))])
+        case "words":
+            return spread.apart(shape)
         case "part":
             return spread.whole(shape)
     raise InternalError("ptx.spread", f"{node.op} does not say how {shape} is held")
@@ -366,6 +368,8 @@ def shown(node: Node, spread: Spread) -> Spread:
             return spread.reshape(node.shape)
         case "transpose":
             return spread.permute(node.attrs["order"])
+        case "words":
+            return spread.words(node.shape)
         case "part":
             return spread.part(node.attrs["start"], node.shape)
     raise InternalError("ptx.spread", f"{node.op} does not say how {node.shape} is held")

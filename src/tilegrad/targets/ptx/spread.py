@@ -88,6 +88,24 @@ class Spread:
                 fields.append((shift + bit, 1, moving[0], at[moving[0]]))
         return Spread(shape, _merge(fields), made)
 
+    def words(self, shape: Shape) -> Spread:
+        """Neighbours of the last axis as one element each; they are in one thread."""
+        last, each = len(shape) - 1, self.shape[-1] // shape[-1]
+        fields = tuple((s, w, a, d // each if a == last else d) for s, w, a, d in self.fields)
+        made = tuple((*at[:last], at[last] // each) for at in self.registers[::each])
+        if each * len(made) != len(self.registers) or self != Spread(shape, fields, made).apart(
+            self.shape
+        ):
+            raise InternalError("ptx.spread", f"{self} has no words of {each}")
+        return Spread(shape, fields, made)
+
+    def apart(self, shape: Shape) -> Spread:
+        """The elements of words."""
+        last, each = len(shape) - 1, shape[-1] // self.shape[-1]
+        fields = tuple((s, w, a, d * each if a == last else d) for s, w, a, d in self.fields)
+        made = ((*at[:last], at[last] * each + i) for at in self.registers for i in range(each))
+        return Spread(shape, fields, tuple(made))
+
     def part(self, start: Shape, shape: Shape) -> Spread:
         """A rectangle; what the threads' numbers add must stay within it."""
         reach = [0] * len(shape)
@@ -235,13 +253,7 @@ def _of_pieces(shape: Sides, warps: Sequence[Field], pieces: list[Sides]) -> Spr
 
 def operand_pairs(shape: Sides, warps: int) -> Spread:
     """A of wgmma in registers, as words of two neighbours along k."""
-    return _in_words(accumulator((shape[0], 2 * shape[1]), warps), shape)
-
-
-def _in_words(whole: Spread, shape: Sides) -> Spread:
-    """Two neighbours along the columns of a Tile as one element."""
-    fields = tuple((s, w, a, d // 2 if a else d) for s, w, a, d in whole.fields)
-    return Spread(shape, fields, tuple((r, c // 2) for r, c in whole.registers[::2]))
+    return accumulator((shape[0], 2 * shape[1]), warps).words(shape)
 
 
 def accumulator_80(shape: Sides, down: int, across: int) -> Spread:
@@ -276,7 +288,7 @@ def _of_warps(
 
 def operand_words(shape: Sides, down: int) -> Spread:
     """A of mma.m16n8k16 as words of two neighbours along k; each warp has rows of its own."""
-    return _in_words(accumulator_80((shape[0], 2 * shape[1]), down, 1), shape)
+    return accumulator_80((shape[0], 2 * shape[1]), down, 1).words(shape)
 
 
 def operand_rows(shape: Sides, down: int) -> Spread:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
+from ...core.dtype import DType, bool_, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, fold
@@ -31,21 +31,21 @@ class Carried:
     """Registers of its own for what a loop carries, a branch gives or a place holds: a Node that is
     held alike, and its registers.
 
-    Elements of 16 bits are carried in pairs: alone each would take a register of 32.
+    Elements of 16 and 8 bits are carried in words: alone each would take a register of 32.
     """
 
     like: Node
     registers: Registers
     kind: str
-    paired: bool
+    in_words: bool
 
     def packed(self, w: Writer, registers: Registers) -> Registers:
         """A value as it is carried."""
-        return packed(w, registers, self.like.dtype) if self.paired else registers
+        return packed(w, registers, self.like.dtype) if self.in_words else registers
 
     def held(self, w: Writer) -> Registers:
         """A carried value as it is held."""
-        if self.paired:
+        if self.in_words:
             return unpacked(w, self.registers, self.like.dtype)
         return list(self.registers)
 
@@ -130,10 +130,11 @@ class Values:
     def carried(self, like: Node) -> Carried:
         """Registers for values that are held as a Node is."""
         kind, count = kind_of(self.dtype(like)), len(self.plan.spread(like).registers)
-        paired = like.dtype.size == 2 and count % 2 == 0
-        if paired:
-            kind, count = "b32", count // 2
-        return Carried(like, several(self.w, kind, count), kind, paired)
+        each = 1 if like.dtype is bool_ else 4 // like.dtype.size  # elements of a word
+        in_words = each > 1 and count % each == 0
+        if in_words:
+            kind, count = "b32", count // each
+        return Carried(like, several(self.w, kind, count), kind, in_words)
 
     def given(self, value: Node, like: Node) -> Registers:
         """A value as another one is held."""
@@ -159,7 +160,8 @@ class Values:
         if name == "stack":
             return self.stack(node, spread)
         if name in DERIVED:
-            return self.get(node.inputs[0], seen(node, spread))
+            found = self.get(node.inputs[0], seen(node, spread))
+            return packed(self.w, found, node.inputs[0].dtype) if name == "words" else found
         if node.op.category in ELEMENTWISE:
             return self.elementwise(node, spread)
         raise InternalError("ptx.emit", f"{name} is not free")
