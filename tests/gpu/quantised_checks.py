@@ -41,6 +41,7 @@ from quantised_rows import random_rows
 ROWS, COLUMNS = 192, 1536
 INPUTS = {  # what inputs are rounded to, of Formats whose codes matrix units multiply
     "BF16_SPARSE": "",
+    "E4M3_ROW_F32": "E4M3_ROW_F32",
     "E4M3_ROW_F32_SPARSE": "E4M3_ROW_F32",
     "E4M3_128X128_F32": "E4M3_G128_F32",
     "INT8_ROW_F32": "INT8_ROW_F32",

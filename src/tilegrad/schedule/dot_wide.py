@@ -82,6 +82,7 @@ class WideDot:
         self.parts = parts or [self]  # products that its epilogue gets pieces of
         self.written: Sequence[WideDot] = [self]  # those whose results its kernel stores
         self.operands = self._operands()
+        self.constant: list[tuple[Node, Index, Node]] = []  # read before the wait
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
 
     @cached_property
@@ -312,6 +313,7 @@ class WideDot:
             [w.result for w in self.written],
             [w.epilogue for w in self.written],
             [w.ask for w in self.written],
+            self.constants,
         )
 
     def ask(self, shape: tuple[int, int], where: tuple[Size, Size, Size]) -> None:
@@ -335,22 +337,47 @@ class WideDot:
 
     def token(self, row: Size) -> Node:
         """The token of a row in lines, and the whole sums that follow from the only one."""
-        b, p, k = self.b, self.problem, high(self.problem.sizes[2])
-        size = line_of(k, p.a.dtype)
-        shape = (k // size, size)
-        with self.e.tile(0, shape[0], shape[0], 0, size, size) as (line, at):
-            place, lines = line * size + at, []
+        b, p = self.b, self.problem
+        codes, lines = p.a.dtype.size == 1, []
+        with self.in_lines() as (shape, place):
+            for known in self.constant:
+                self.e.bind(*known)
+            found = None if codes else b.cast(self.e.value(p.a, p.index(A, 0, row, place)), float32)
             for whole in self.wholes:
                 source = whole.inputs[0]
                 x = b.broadcast(self.e.value(source, unravel(place, source.shape)), shape)
                 lines.append(b.reduce(x, 1, whole.op.name))
-            for whole, each in zip(self.wholes, lines):  # threads meet once for all of them
-                total = b.reduce(each, 0, whole.op.name)
+            totals = [b.reduce(x, 0, whole.op.name) for whole, x in zip(self.wholes, lines)]
+            for whole, total in zip(self.wholes, totals):
                 self.totals[(whole, 0)] = total
-                self.e.bind(whole, unravel(0, whole.shape), total)  # codes rest on the largest
-            found = self.e.value(p.a, p.index(A, 0, row, place))
-            found = found if p.a.dtype.size == 1 else b.cast(found, float32)
+                self.e.bind(whole, unravel(0, whole.shape), total)
+            if found is None:  # codes rest on the largest
+                found = self.e.value(p.a, p.index(A, 0, row, place))
             return b.broadcast(found, shape)
+
+    def constants(self) -> None:
+        """Read the constants that the one token is computed of (a norm's weights)."""
+        p = self.problem
+        if not self.wholes and p.a in self.reads:
+            return
+        with self.in_lines() as (_, place):
+            starts = [(p.a, p.index(A, 0, 0, place))]
+            starts += [(w.inputs[0], unravel(place, w.inputs[0].shape)) for w in self.wholes]
+            found = reads_below(starts, {*self.reads, *self.wholes})
+            self.constant = [
+                (read, at, self.e.value(read, at))
+                for read, at in found
+                if read in self.region.constants
+            ]
+
+    @contextmanager
+    def in_lines(self) -> Iterator[tuple[Shape, Size]]:
+        """A token in lines: their shape, and the place of an element."""
+        k = high(self.problem.sizes[2])
+        size = line_of(k, self.problem.a.dtype)
+        shape = (k // size, size)
+        with self.e.tile(0, shape[0], shape[0], 0, size, size) as (line, at):
+            yield shape, line * size + at
 
     def residual_reads(self) -> list[Node]:
         """What the epilogue reads at the result's own places, whose rows a tensor map has."""

@@ -54,12 +54,12 @@ SECONDS, RATE = 2e-6, 1.0  # beginning and end; share of the copy rate
 
 @dataclass(frozen=True)
 class MatvecPlan:
-    """Choices of `Matvec`: rows of a block (of all weights, where it takes several), warps, and
-    programs that blocks are shared out among; 0 where each has one."""
+    """Choices of `Matvec`: rows of a block (of all weights, where it takes several), warps, and how
+    many blocks a program takes."""
 
     rows: int = 8
     warps: int = 8
-    programs: int = 0
+    each: int = 1
 
 
 def line_of(k: int, dtype: DType) -> int:
@@ -74,12 +74,12 @@ def warps_of(k: int, dtype: DType) -> int:
 
 
 def lines_of(k: int, dtype: DType) -> tuple[int, int]:
-    """Elements of a line, and warps: lines as long as they may be; of codes as many warps, since
-    threads hold a token twice while they encode it."""
+    """Elements of a line, and warps: lines as long as they may be; of codes all warps where they
+    can be, since threads hold a token twice while they encode it."""
     sizes = [bytes_ // dtype.size for bytes_ in LINES]
     pairs = [(line, warps) for line in sizes for warps in WARPS]
     if dtype.size == 1:
-        pairs.sort(key=lambda pair: -pair[1])
+        pairs.sort(key=lambda pair: pair[1] < WARPS[0])
     return next((pair for pair in pairs if k % (pair[0] * pair[1]) == 0), (0, 0))
 
 
@@ -88,7 +88,8 @@ def why_not(x: Operands, target: Target) -> str:
     k, weights = x.k, x.weights or (x.n,)
     wrong = [
         (high(x.m) > MOST_ROWS if x.block else (x.m, x.batch) != (1, 1), "one token"),
-        (x.dtype not in STREAMED or (x.block and x.dtype.size == 1), "16-bit floats, e4m3 or int8"),
+        (x.dtype not in STREAMED, "16-bit floats, e4m3 or int8"),
+        (x.block and x.dtype.size == 1, "codes of groups are encoded once, and multiplied on units"),
         (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
         (
             not isinstance(k, int) or not warps_of(k, x.dtype),
@@ -104,23 +105,13 @@ def choose(x: Operands, target: Target) -> Choice[MatvecPlan]:
     """A Plan: as many rows as registers hold well; weights are rows, as in a turned wide matmul."""
     warps = warps_of(high(x.k), x.dtype)
     each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
-    sizes, programs = x.weights or (high(x.n),), 0
-    if x.dtype.size > 1:
-        most = EACH if warps > SMALL else 2 * EACH
-        rows = next(r for r in (8, 4, 2, 1) if r * each <= most or r == 1)
-    else:
-        rows = next(r for r in (8, 4, 2, 1) if r * each <= CODES or r == 1)
-        programs = sharing(sum(sizes) // rows, len(sizes) // x.products, target)
-    rows = max(rows, x.products)
+    sizes = x.weights or (high(x.n),)
+    most = CODES if x.dtype.size == 1 else EACH if warps > SMALL else 2 * EACH
+    rows = max(next(r for r in (8, 4, 2, 1) if r * each <= most or r == 1), x.products)
+    shared = 1 if x.block else ceil_divide(sum(sizes), rows * RESIDENT * target.cores)
     bytes_ = sum(sizes) * high(x.k) * x.dtype.size * (high(x.m) if x.block else 1)
     seconds = SECONDS + bytes_ / (RATE * target.peak_bytes())
-    return Choice(MatvecPlan(rows, warps, programs), True, seconds)
-
-
-def sharing(blocks: int, results: int, target: Target) -> int:
-    """Programs that so many blocks are shared out among, each with as many; 0 for one a block."""
-    each = ceil_divide(blocks, RESIDENT * target.cores)
-    return ceil_divide(blocks, each) if each > 1 and results == 1 else 0
+    return Choice(MatvecPlan(rows, warps, shared), True, seconds)
 
 
 class Matvec:
@@ -136,23 +127,26 @@ class Matvec:
         results: Sequence[Node],
         epilogues: Sequence[Epilogue],
         ahead: Sequence[Ask] = (),
+        constants: Callable[[], None] = lambda: None,
     ) -> None:
         """weights: (n * lines, line) each; results: (rows, n) each; token(row) gives (lines, line)
-        in float32, or its codes; `ahead` asks for what the epilogue of a result will read."""
+        in float32, or its codes; `ahead` asks for what the epilogue of a result will read, `constants`
+        for those that the token is computed of."""
         self.x, self.plan, self.b, self.token = x, plan, b, tile.outside(token)
         self.weights = [tile.memory(w) for w in weights]
         self.results = [tile.memory(r) for r in results]
         self.epilogues = [tile.outside(e) for e in epilogues]
         self.ahead = [tile.outside(ask) for ask in ahead]
+        self.constants = tile.outside(constants)
         self.line = line_of(high(x.k), x.dtype)
         self.lines = high(x.k) // self.line
         self.rows = plan.rows // x.products  # of each weight
         self.own, self.piece = 0, 0  # as the wide matmul says to its epilogues
         self.sizes = x.weights or (high(x.n),)
         kept = self.sizes[:1] if x.gated else self.sizes
-        self.starts = [sum(kept[:i]) // self.rows for i in range(len(kept))]
-        blocks = sum(kept) // self.rows
-        self.programs = min(plan.programs or blocks, blocks)
+        shares = [ceil_divide(n // self.rows, plan.each) for n in kept]
+        self.starts = [sum(shares[:i]) for i in range(len(kept))]
+        self.programs = sum(shares)
         whole = self.rows and not any(n % self.rows for n in self.sizes)
         if len(self.weights) != len(self.sizes) or not whole:
             raise InternalError("kernels.matmul.matvec", f"no Body with {plan} for {x}")
@@ -163,37 +157,43 @@ class Matvec:
             self.program = tile.grid(self.programs)
             tile.grid_launch_dependents()
             among(self.program, self.starts, self.work)
-        notes = {"resident": RESIDENT} if self.plan.programs else {}
+        notes = {"resident": RESIDENT} if self.plan.each > 1 else {}
         return self.b.finish((self.programs,), plan=self.plan, warps=self.plan.warps, **notes)
 
     def work(self, number: int) -> None:
         """Weights, the wait, then all of a block, or of block after block."""
         start, after = self.starts[number], [*self.starts, self.programs][number + 1]
-        most = max(0, (after - start - 1) * self.rows)
-        row = tile.hold((self.program - start) * self.rows, "row", (0, most))
+        step = (after - start) * self.rows
+        row = tile.hold((self.program - start) * self.rows, "row", (0, max(0, step - self.rows)))
         weights = self.weights if self.x.gated else [self.weights[number]]
         constant = all(w.type.use == "constant" for w in weights)
         if not constant:
             tile.grid_dependency_wait()
         loaded = self.rows_of(weights, row)
+        self.constants()
         if constant:
             tile.grid_dependency_wait()
-        if self.plan.programs:
-            self.share_out(row, loaded)
+        if self.plan.each > 1:
+            self.share_out(number, weights, row, step, loaded)
             return
         self.ask(number, row)
         self.finish(number, self.products(loaded, self.operand(0)), (0, row, 0))
 
     @tile.function
-    def share_out(self, first: Any, loaded: list[Any]) -> None:
-        """Block after block of rows, all with the token that was made once; the rows of the next
-        are asked for where those of one were, before threads meet for its sums."""
-        token, rows, step = self.operand(0), self.sizes[0], self.programs * self.rows
+    def share_out(
+        self, number: int, weights: Sequence[Any], first: Any, step: int, loaded: list[Any]
+    ) -> None:
+        """Block after block of rows, all with the token that was made once; each row of the next
+        is asked for as soon as one of this is multiplied, before threads meet for its sums."""
+        token, rows = self.operand(0), self.sizes[number]
         for row in tile.range(first, rows, step):
-            self.ask(0, row)
-            products = self.products(loaded, token)
-            loaded = self.rows_of(self.weights, row + step, rows)
-            self.finish(0, products, (0, row, 0))
+            self.ask(number, row)
+            lines, following = [], []
+            for own, place in zip(loaded, self.places(weights, row + step)):
+                lines += self.products([own], token)
+                following.append(self.row_of(*place, row + step < rows))
+            loaded = following
+            self.finish(number, lines, (0, row, 0))
 
     def ask(self, number: int, row: Any) -> None:
         """Ask for what the epilogue of a result will read."""
@@ -206,16 +206,19 @@ class Matvec:
         if self.x.dtype.size > 1:
             return token
         if self.x.dtype is int8:
-            return in_fours(tile.words(token))
+            return in_eights(tile.words(token), token)
         pairs = tile.words(tile.cast(token, float16))
         unit = tile.repeat_bits(tile.full((), 2.0**-UNIT, float16))
-        return in_fours(tile.pair_multiply_add(pairs, unit, tile.full((), 0, int32), float16))
+        pairs = tile.pair_multiply_add(pairs, unit, tile.full((), 0, int32), float16)
+        return in_eights(pairs, token)
 
     def products(self, loaded: Sequence[Any], token: Any) -> list[Any]:
         """Sums of lines, as far as a thread has them."""
         if self.x.dtype.size > 1:
-            return [tile.sum(tile.cast(line, float32) * token, 1) for line in loaded]
-        return [tile.sum(of_codes(line, token), 1) for line in loaded]
+            made = [tile.cast(line, float32) * token for line in loaded]
+        else:
+            made = [of_codes(line, token) for line in loaded]
+        return [tile.sum(products, 1) for products in made]
 
     def finish(self, number: int, lines: Sequence[Any], where: tuple[Any, Any, Any]) -> None:
         """Sums, the epilogue; where: (group, row of the weights, row)."""
@@ -231,27 +234,34 @@ class Matvec:
         value = tile.reshape(tile.cast(value, out.dtype), (self.rows,))
         tile.store(out[own, row : row + self.rows], value)
 
-    def rows_of(self, weights: Sequence[Any], row: Any, limit: Any = None) -> list[Any]:
-        """What a program has of each weight: a row is so many lines of the (rows * lines, line)
-        that it is stored as; 0 from a limit on."""
+    def rows_of(self, weights: Sequence[Any], row: Any) -> list[Any]:
+        """What a block has of each weight."""
+        return [self.row_of(*place) for place in self.places(weights, row)]
+
+    def places(self, weights: Sequence[Any], row: Any) -> list[tuple[Any, Any]]:
+        """Where the rows of a block begin: a row is so many lines of the (rows * lines, line) that
+        a weight is stored as."""
+        return [(w, (row + r) * self.lines) for w in weights for r in range(self.rows)]
+
+    def row_of(self, weight: Any, at: Any, inside: Any = None) -> Any:
+        """A row; 0 where it is not there."""
         size = (self.lines, self.line)
-        mask = None if limit is None else tile.broadcast(row < limit, size)
-        firsts = ((w, (row + r) * self.lines) for w in weights for r in range(self.rows))
-        return [tile.load(w, (at, 0), size, mask=mask) for w, at in firsts]
+        mask = None if inside is None else tile.broadcast(inside, size)
+        return tile.load(weight, (at, 0), size, mask=mask)
 
 
-def in_fours(words: Any) -> Any:
-    """Words of lines, four by four."""
-    lines, size = words.shape
-    return tile.reshape(words, (lines, size // 4, 4))
+def in_eights(words: Any, codes: Any) -> Any:
+    """Words of lines by eight codes, or as many as a thread has of a line."""
+    (lines, size), each = codes.shape, min(8, codes.shape[1] // 32)
+    return tile.reshape(words, (lines, size // each, words.shape[1] * each // size))
 
 
 def of_codes(codes: Any, token: Any) -> Any:
-    """Products of a row's codes with the token, the neighbours of four words added up."""
+    """Products of a row's codes with the token, neighbours added up."""
     halves = codes.dtype is not int8
-    words = in_fours(tile.words(tile.cast(codes, float16) if halves else codes))
+    words = in_eights(tile.words(tile.cast(codes, float16) if halves else codes), codes)
     total = tile.zeros((*token.shape[:2], 1), int32)
-    for i in range(4):
+    for i in range(token.shape[2]):
         pair = words[:, :, i : i + 1], token[:, :, i : i + 1], total
         total = tile.pair_multiply_add(*pair, float16) if halves else tile.signed_byte_dot(*pair)
     if halves:

@@ -146,26 +146,31 @@ def frame(e: Emission) -> None:
 
 def walk(e: Emission, block: Block) -> None:
     """Every Node in order; roles that follow one another are one branch, reductions that do
-    and do not need one another one exchange."""
+    and wait for as many of them one exchange."""
     number, nodes = 0, block.nodes
     while number < len(nodes):
         last = number + 1
         if nodes[number] is e.waits_before:
             e.put("griddepcontrol.wait")
         if (name := nodes[number].op.name) in ("role", "reduce"):
-            while (
-                last < len(nodes)
-                and nodes[last].op.name == name
-                and not (set(nodes[last].inputs) & set(nodes[number:last]))
-            ):
+            while last < len(nodes) and nodes[last].op.name == name:
                 last += 1
         if name == "role":
             emit_barriers.roles(e, nodes[number:last])
         elif name == "reduce":
-            emit_shape.reduces(e, [n for n in nodes[number:last] if not e.plan.free(n)])
+            for some in as_late(nodes[number:last]):
+                emit_shape.reduces(e, [n for n in some if not e.plan.free(n)])
         else:
             emit_node(e, nodes[number])
         number = last
+
+
+def as_late(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Nodes in steps that do not need one another, each as late as those that read it let it be."""
+    left: dict[Node, int] = {}  # steps that follow a Node's own
+    for node in reversed(nodes):
+        left[node] = max((left[n] + 1 for n in left if node in n.inputs), default=0)
+    return [[n for n in nodes if left[n] == step] for step in reversed(range(len({*left.values()})))]
 
 
 def emit_node(e: Emission, node: Node) -> None:
