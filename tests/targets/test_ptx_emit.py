@@ -520,6 +520,35 @@ def test_a_product_of_what_a_warp_holds_needs_no_shared_memory_for_it(warps: int
     check_body(body, a, b_, v, out, rounding=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, np.int8, np.float16], ids=str)
+def test_words_of_neighbours(dtype) -> None:
+    """What was loaded as words is a word already; what was computed is put together."""
+    each = 4 // np.dtype(dtype).itemsize
+    x = whole(4, 256).astype(dtype)
+    y = np.zeros((2, 4, 256 // each), np.int32)
+    b = builder(x, y)
+    tile = whole_tile(b, 0)
+    found = [b.add(ops.words(given)) for given in (tile, b.apply("negative", tile))]
+    put(b, 1, b.add(ops.stack_rows(*found)))
+    check_body(b.finish((1,), warps=2), x, y)
+
+
+def test_sums_and_extremes_meet_once() -> None:
+    """The largest and the sum of one tile, each along both axes: what can wait for the other
+    does, so that threads exchange both at once."""
+    x, y = floats(8, 512), np.zeros(2, np.float32)
+    b = builder(x, y)
+    tile = whole_tile(b, 0)
+    kinds = ("max", "sum")
+    lines = [b.reduce(tile, 1, kind) for kind in kinds]
+    totals = [b.reduce(line, 0, kind) for line, kind in zip(lines, kinds)]
+    for at, total in enumerate(totals):
+        b.store(b.parameters[1], total, (at,), ())
+    body = b.finish((1,), warps=8)
+    assert emit(body, "entry", H200)[0].count("bar.sync") == 1
+    check_body(body, x, y, rounding=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.int16, np.int8], ids=str)
 def test_narrow_tiles_are_carried(dtype) -> None:
     x, y = whole(4, 256).astype(dtype), np.zeros((2, 256), dtype)
