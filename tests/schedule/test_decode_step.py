@@ -342,7 +342,8 @@ def test_programs_fit_their_registers(batch: int, form: str) -> None:
     for name, made in assemble_all(texts, H200.cpu).items():
         assert made.warnings == [], name
         for report in made.reports.values():
-            if batch > 1 and name.startswith("dot_dot_add"):  # of small sums: an encode fits beside it on a core
+            if batch > 1 and name.startswith("dot_dot_add"):
+                # of small sums: an encode fits beside it on a core
                 assert 384 * report.registers + 512 * 56 <= 65536, name
             assert report.spill_stores == report.spill_loads == report.stack_bytes == 0, name
 

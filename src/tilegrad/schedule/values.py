@@ -70,7 +70,8 @@ def hand_over(lowering: Lowering) -> None:
         found = _until_products(node, readers, given)
         if found is None:
             continue
-        dots = {dot for scaled in found[1] for i in scaled.inputs if (dot := _product(i))} | found[2]
+        dots = {dot for scaled in found[1] for i in scaled.inputs if (dot := _product(i))}
+        dots |= found[2]
         if node.size == 1:  # each program reads the whole row
             if not all(map(streams, dots)):
                 continue
@@ -109,7 +110,7 @@ def _until_products(
 
 
 def _is_coded(dot: Node) -> bool:
-    """Whether a Node is a product of the codes of one token, which each of its programs can make."""
+    """Whether a Node is a product of one token's codes, which each of its programs can make."""
     return dot.op is ops.dot and dot.inputs[0].dtype.size == 1 and streams(dot)
 
 

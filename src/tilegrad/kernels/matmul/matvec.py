@@ -1,17 +1,16 @@
 """Products of one token with weights: every weight is read once, as fast as memory gives it.
 
-`Matvec` is a kernel for one row of 16-bit floats, e4m3 or int8. A program takes a few rows of the
-weights (n, k) into registers, all of them asked for before anything else and before the launch
-before has ended, since weights are constants; only then it waits, reads the token, multiplies, and
-hands its sums to the epilogue. There are many more programs than fit on the cores at once: while
-some wait for memory others multiply, and the first programs of the next launch ask for their weights
-while the last ones of this are at work, so memory does not idle between launches. Several weights of
-one token are taken one after another (q, k and v), or taken side by side for an epilogue that sees
-all products (gate and up).
+`Matvec` is a kernel for one row of 16-bit floats, e4m3 or int8. A program takes a block, a few rows
+of the weights (n, k), into registers, all of them asked for before anything else and before the
+launch before has ended, since weights are constants; only then it waits, reads the token,
+multiplies, and hands its sums to the epilogue. Several weights of one token are taken one after
+another (q, k and v), or side by side for an epilogue that sees all products (gate and up).
 
-A token of codes is made of what it encodes by every program, which costs as much as some rows of
-weights. So many rows are *shared out*: as many programs as run at once take block after block of
-rows, and ask for the next one before their threads meet for the sums of one.
+Every program computes the token: a norm, or codes and the largest value that they rest on, which
+costs as much as some rows of weights. So many rows are *shared out*: as many programs as run at
+once take block after block, each row of the next asked for as soon as one of this is multiplied.
+Short rows, whose programs are small, have a program for each block: while some wait for memory
+others multiply.
 
 `GroupedMatvec` has the few rows of one or two tokens that go to experts: a program takes some rows
 of a group's weights, and all rows of the group. Which weights those are is known when the launch
@@ -89,7 +88,7 @@ def why_not(x: Operands, target: Target) -> str:
     wrong = [
         (high(x.m) > MOST_ROWS if x.block else (x.m, x.batch) != (1, 1), "one token"),
         (x.dtype not in STREAMED, "16-bit floats, e4m3 or int8"),
-        (x.block and x.dtype.size == 1, "codes of groups are encoded once, and multiplied on units"),
+        (x.block and x.dtype.size == 1, "codes of groups are encoded once, for matrix units"),
         (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
         (
             not isinstance(k, int) or not warps_of(k, x.dtype),
@@ -108,10 +107,18 @@ def choose(x: Operands, target: Target) -> Choice[MatvecPlan]:
     sizes = x.weights or (high(x.n),)
     most = CODES if x.dtype.size == 1 else EACH if warps > SMALL else 2 * EACH
     rows = max(next(r for r in (8, 4, 2, 1) if r * each <= most or r == 1), x.products)
-    shared = 1 if x.block else ceil_divide(sum(sizes), rows * RESIDENT * target.cores)
+    shared = 1 if x.block or warps < WARPS[0] else sharing(sum(sizes) // rows, target)
     bytes_ = sum(sizes) * high(x.k) * x.dtype.size * (high(x.m) if x.block else 1)
     seconds = SECONDS + bytes_ / (RATE * target.peak_bytes())
     return Choice(MatvecPlan(rows, warps, shared), True, seconds)
+
+
+def sharing(blocks: int, target: Target) -> int:
+    """Blocks of a program, where as many programs as run at once share them out and hardly any of
+    them idles; else 1."""
+    most = RESIDENT * target.cores
+    each = ceil_divide(blocks, most)
+    return each if 4 * blocks >= 3 * most * each else 1
 
 
 class Matvec:
@@ -130,8 +137,8 @@ class Matvec:
         constants: Callable[[], None] = lambda: None,
     ) -> None:
         """weights: (n * lines, line) each; results: (rows, n) each; token(row) gives (lines, line)
-        in float32, or its codes; `ahead` asks for what the epilogue of a result will read, `constants`
-        for those that the token is computed of."""
+        in float32, or its codes; `ahead` asks for what the epilogue of a result will read,
+        `constants` for those that the token is computed of."""
         self.x, self.plan, self.b, self.token = x, plan, b, tile.outside(token)
         self.weights = [tile.memory(w) for w in weights]
         self.results = [tile.memory(r) for r in results]

@@ -15,6 +15,7 @@ same text.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -166,11 +167,13 @@ def walk(e: Emission, block: Block) -> None:
 
 
 def as_late(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Nodes in steps that do not need one another, each as late as those that read it let it be."""
+    """Nodes in steps that do not need one another, each as late as what reads it lets it be."""
     left: dict[Node, int] = {}  # steps that follow a Node's own
     for node in reversed(nodes):
         left[node] = max((left[n] + 1 for n in left if node in n.inputs), default=0)
-    return [[n for n in nodes if left[n] == step] for step in reversed(range(len({*left.values()})))]
+    return [
+        [n for n in nodes if left[n] == step] for step in reversed(range(len({*left.values()})))
+    ]
 
 
 def emit_node(e: Emission, node: Node) -> None:
