@@ -7,7 +7,6 @@ a value that is added, several results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from ...tile.build import Body, BodyBuilder
 from ..matmul.shape import among
 from .gpu_layout import ROWS, Groups, groups_of, parts
 from .shape import Around, QuantisedShape, parameters
-from .words import surrounded, there
+from .words import there
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,8 @@ class AroundKernel:
             return None
         return tile.load(self.memory["bias"], self.row, self.each, mask=self.rows_there())
 
-    def put(self, token: int, sides: Sequence[Any], bias: Any, residual: Any, mask: Any) -> None:
-        """Rows from a token on, with what is around them, into the result that has them."""
-        value = surrounded(sides, bias, residual, self.quick).to(self.shape.dtype)
+    def put(self, token: int, value: Any, mask: Any) -> None:
+        """Rows from a token on into the result that has them."""
         starts = self.around.starts(self.shape)
 
         def store(number: int) -> None:

@@ -30,8 +30,8 @@ from ...ir.symbol import high, round_up
 from . import gpu_packed
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, ROWS, groups_of, units_of
-from .shape import NOTHING, Around, QuantisedShape
-from .words import and_masks, there
+from .shape import NOTHING, Around, QuantisedShape, norm_block
+from .words import and_masks, factors, handed_on, surrounded, there
 
 MOST_TOKENS = 8
 
@@ -80,9 +80,11 @@ class WarpsKernel(AroundKernel):
     def work(self) -> None:
         """Ask for weights, wait, multiply turn by turn, write."""
         loaded = [part for number in range(self.stages) for part in self.load_block(0, number)]
+        self.constants()
         tile.grid_dependency_wait()
         self.allocate()
         x, added = self.load_inputs(0), self.load_added()
+        self.factor = self.load_factor()
         step, rest = self.plan.groups, self.turns - self.together
         first = rest % self.together
         x, loaded = self.some_turns(first, 0, x, loaded)
@@ -90,6 +92,18 @@ class WarpsKernel(AroundKernel):
             x, loaded = self.some_turns(self.together, group, x, loaded)
         self.some_turns(self.together, rest * step, x, loaded, last=True)
         self.write_sums(added)
+
+    def constants(self) -> None:
+        """Bias, and the weight of the norm that the result goes to, which need not wait."""
+        self.bias, self.next = self.load_bias(), None
+        if self.around.hands_on:
+            self.next = tile.load(self.memory["next"], self.row, self.each)
+
+    def load_factor(self) -> Any:
+        """What a norm before multiplies each token by; None where there is none."""
+        if not self.around.summed:
+            return None
+        return factors(self.memory["squares"], 0, self.tokens, self.around, self.shape)[:, None]
 
     def allocate(self) -> None:
         """Registers of sums and of operands."""
@@ -184,4 +198,17 @@ class WarpsKernel(AroundKernel):
             while len(parts) > 1:
                 parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
             whole += parts
-        self.put(0, whole, self.load_bias(), added, self.mask_of(size))
+        value = surrounded(whole, self.bias, added, self.quick, self.factor)
+        self.put_all(value.to(self.shape.dtype), self.mask_of(size))
+
+    def put_all(self, value: Any, mask: Any) -> None:
+        """The results, and what the norm that they go to takes of them."""
+        self.put(0, value, mask)
+        if not self.around.hands_on:
+            return
+        scaled, squares = handed_on(value, self.next, self.around)
+        tile.store(self.memory["scaled"], (0, self.row), scaled, mask=mask)
+        block = norm_block(self.shape.tokens)
+        sums = tile.sum(tile.reshape(squares, (self.tokens, self.each // block, block)), 2)
+        there_ = there(sums.shape, 0, 0, self.shape.tokens)
+        tile.store(self.memory["sums"], (0, self.row // block), sums, mask=there_)
