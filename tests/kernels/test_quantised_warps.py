@@ -61,6 +61,18 @@ CASES: dict[str, tuple[tuple[Any, ...], WarpsPlan]] = {
     "gates": (("Q4_1", (128, 1024, 5), Around(gated="silu")), plan(64, 8, 4)),
     "bias": (("Q4_1", (64, 512, 2), Around(bias=True)), plan(32, 8, 1)),
     "results": (("Q4_1", (96, 512, 5), Around(splits=(32, 32, 32))), plan(32, 8, 1)),
+    "gates of an odd number of blocks": (
+        ("Q4_1", (224, 4096, 8), Around(gated="silu")),
+        plan(112, 8, 4),
+    ),
+    "gates of bytes, an odd number of blocks": (
+        ("Q8_0", (96, 1024, 3), Around(1e-5, summed=True, gated="silu")),
+        plan(48, 8, 3),
+    ),
+    "programs with rows of two results": (
+        ("Q4_1", (192, 1024, 8), Around(1e-5, summed=True, splits=(64, 32, 96))),
+        plan(48, 8, 3),
+    ),
     "gates behind a norm": (
         ("Q4_1", (128, 512, 5), Around(1e-5, summed=True, gated="silu")),
         plan(64, 8, 4),

@@ -17,7 +17,7 @@ from ...tile.build import Body, BodyBuilder
 from ..matmul.shape import among
 from .gpu_layout import ROWS, Groups, groups_of, parts
 from .shape import Around, QuantisedShape, parameters
-from .words import there
+from .words import and_masks, there
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class AroundKernel:
         self.rows = round_up(self.results, ROWS)
         self.turns = ceil_divide(self.groups, plan.groups)
         self.programs = self.rows // self.each  # that rows are shared out among
-        uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
-        if self.rows % self.each or uneven:
+        self.even = not any(s % self.each for s in around.splits)  # a program has one result
+        if self.rows % self.each or around.why_not(shape, ROWS):
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
@@ -89,8 +89,15 @@ class AroundKernel:
         return tile.load(self.memory["bias"], self.row, self.each, mask=self.rows_there())
 
     def put(self, token: int, value: Any, mask: Any) -> None:
-        """Rows from a token on into the result that has them."""
+        """Rows from a token on into the result that has them, or those that have some."""
         starts = self.around.starts(self.shape)
+        if not self.even:
+            for number, (start, size) in enumerate(zip(starts, self.around.results(self.shape))):
+                line = tile.arange(value.shape[-1]) + (self.row - start)
+                own = and_masks(mask, tile.broadcast((line >= 0) & (line < size), value.shape))
+                at = (self.token + token, self.row - start)
+                tile.store(self.memory[f"out{number}"], at, value, mask=own)
+            return
 
         def store(number: int) -> None:
             row = tile.maximum(self.row - starts[number], 0) if number else self.row

@@ -18,6 +18,7 @@ Invariant: the order of every sum depends on the shape and the Plan alone.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from ... import tile
 from ...core.dtype import int32
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import high, round_up
+from ...ir.symbol import high, power_of_two, round_up
 from . import gpu_packed
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, ROWS, groups_of, units_of
@@ -69,11 +70,13 @@ class WarpsKernel(AroundKernel):
     def __init__(self, shape: QuantisedShape, plan: WarpsPlan, name: str, around: Around) -> None:
         super().__init__(shape, plan, name, around)
         self.tokens, self.chunk = plan.tokens, plan.groups * GROUP
-        self.blocks = self.sides * self.each // ROWS
+        self.blocks, self.strips = plan.rows // ROWS, ROWS // self.sides  # rows of a side
+        self.wide = power_of_two(self.each)  # of tiles of a side's rows
         self.stages = min(plan.stages, self.blocks * self.turns)
-        self.together = -(-self.stages // self.blocks)  # turns after which stages begin anew
-        fits = self.together * self.blocks % self.stages == 0 and plan.groups == 4 * plan.warps
-        if not fits or self.each % ROWS:
+        # turns after which stages begin anew
+        self.together = math.lcm(self.stages, self.blocks) // self.blocks
+        fits = self.together <= self.turns and plan.groups == 4 * plan.warps
+        if not fits or self.each % self.strips:
             raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
 
     @tile.function
@@ -88,16 +91,27 @@ class WarpsKernel(AroundKernel):
         step, rest = self.plan.groups, self.turns - self.together
         first = rest % self.together
         x, loaded = self.some_turns(first, 0, x, loaded)
-        for group in tile.range(first * step, rest * step, self.together * step):
-            x, loaded = self.some_turns(self.together, group, x, loaded)
+        if first < rest:
+            for group in tile.range(first * step, rest * step, self.together * step):
+                x, loaded = self.some_turns(self.together, group, x, loaded)
         self.some_turns(self.together, rest * step, x, loaded, last=True)
         self.write_sums(added)
 
     def constants(self) -> None:
         """Bias, and the weight of the norm that the result goes to, which need not wait."""
-        self.bias, self.next = self.load_bias(), None
+        self.bias, self.next = self.line("bias") if self.around.bias else None, None
         if self.around.hands_on:
-            self.next = tile.load(self.memory["next"], self.row, self.each)
+            self.next = self.line("next")
+
+    def line(self, name: str) -> Any:
+        """A constant of each of the program's rows."""
+        mask = self.own_rows((self.wide,), 0)
+        return tile.load(self.memory[name], self.row, self.wide, mask=mask)
+
+    def own_rows(self, size: tuple[int, ...], axis: int) -> Any:
+        """Which rows along an axis the program has; None for all."""
+        there_ = there(size, axis, self.row, self.results)
+        return and_masks(there(size, axis, 0, self.each), there_)
 
     def load_factor(self) -> Any:
         """What a norm before multiplies each token by; None where there is none."""
@@ -116,25 +130,25 @@ class WarpsKernel(AroundKernel):
 
     def load_block(self, group: Any, number: int) -> list[Any]:
         """The weights of a block of a turn that begins at a group, or of one that follows."""
-        turn, number = divmod(number, self.blocks)
-        block, side = divmod(number, self.sides)
-        row = self.row + side * self.rows + block * ROWS
-        group = group + turn * self.plan.groups
-        parts, count = self.weights.memories.values(), self.plan.groups
-        return [self.weights.strips(part, row, group, ROWS, count) for part in parts]
+        turn, block = divmod(number, self.blocks)
+        group, count = group + turn * self.plan.groups, self.plan.groups
+        rows = [self.row + side * self.rows + block * self.strips for side in range(self.sides)]
+        parts = self.weights.memories.values()
+        return [self.weights.strips(p, r, group, self.strips, count) for p in parts for r in rows]
 
     def some_turns(
         self, count: int, group: Any, x: Any, loaded: Sequence[Any], last: bool = False
     ) -> tuple[Any, list[Any]]:
         """Turns from a group on; gives x and the weights of those that follow. What is asked for
         comes where the weights of a block were, so that no thread has to wait to move it."""
-        loaded, blocks = list(loaded), self.blocks
+        loaded, blocks, sides = list(loaded), self.blocks, self.sides
         for turn in range(count):
             self.hand_out(x)
             if not last or turn + 1 < count:
                 x = self.load_inputs(group + (turn + 1) * self.plan.groups)
             for number in range(turn * blocks, (turn + 1) * blocks):
-                codes, scales, *loaded = loaded
+                codes, scales = (whole(loaded[i * sides : (i + 1) * sides]) for i in range(2))
+                del loaded[: 2 * sides]
                 self.multiply(codes, scales, self.totals[number % blocks])
                 if not last or number + self.stages < count * blocks:
                     loaded += self.load_block(group, number + self.stages)
@@ -176,29 +190,28 @@ class WarpsKernel(AroundKernel):
         """What is added to results, asked for before it is needed; None for nothing."""
         if not self.around.residual:
             return None
-        size = (self.tokens, self.each)
+        size = (self.tokens, self.wide)
         return tile.load(self.memory["residual"], (0, self.row), size, mask=self.mask_of(size))
 
     def mask_of(self, size: tuple[int, int]) -> Any:
         """Which results there are; None for all."""
-        rows = there(size, 1, self.row, self.results)
-        return and_masks(there(size, 0, 0, self.shape.tokens), rows)
+        return and_masks(there(size, 0, 0, self.shape.tokens), self.own_rows(size, 1))
 
     def write_sums(self, added: Any) -> None:
         """Sum over the warps, do what is around and write."""
-        warps, size = self.plan.warps, (self.tokens, self.each)
+        warps, size, rows = self.plan.warps, (self.tokens, self.wide), self.strips
         rooms = [tile.shared((warps, self.each, self.tokens + 1)) for _ in range(self.sides)]
-        for number, total in enumerate(self.totals):
-            block, side = divmod(number, self.sides)
+        for block, total in enumerate(self.totals):
             sums = tile.reshape(tile.read(total), (warps, ROWS, self.tokens))
-            tile.store(rooms[side], (0, block * ROWS, 0), sums)
-        whole = []
+            for side, room in enumerate(rooms):
+                tile.store(room, (0, block * rows, 0), sums[:, side * rows : (side + 1) * rows, :])
+        sides, own = [], there(size, 1, 0, self.each)
         for room in rooms:
-            parts = [tile.load(room, (w, 0, 0), size, axes=(2, 1)) for w in range(warps)]
+            parts = [tile.load(room, (w, 0, 0), size, axes=(2, 1), mask=own) for w in range(warps)]
             while len(parts) > 1:
                 parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
-            whole += parts
-        value = surrounded(whole, self.bias, added, self.quick, self.factor)
+            sides += parts
+        value = surrounded(sides, self.bias, added, self.quick, self.factor)
         self.put_all(value.to(self.shape.dtype), self.mask_of(size))
 
     def put_all(self, value: Any, mask: Any) -> None:
@@ -212,3 +225,11 @@ class WarpsKernel(AroundKernel):
         sums = tile.sum(tile.reshape(squares, (self.tokens, self.each // block, block)), 2)
         there_ = there(sums.shape, 0, 0, self.shape.tokens)
         tile.store(self.memory["sums"], (0, self.row // block), sums, mask=there_)
+
+
+def whole(sides: Sequence[Any]) -> Any:
+    """The rows of a block, of one side or of each side some."""
+    if len(sides) == 1:
+        return sides[0]
+    rows, *rest = sides[0].shape
+    return tile.reshape(tile.stack(sides), (len(sides) * rows, *rest))
