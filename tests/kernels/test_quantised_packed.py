@@ -194,10 +194,15 @@ def test_assembled() -> None:
     texts = {}
     for rows, columns, around in (
         (4096, 14336, Around(residual=True)),
+        (4096, 14336, Around(residual=True, hands_on=True)),
         (28672, 4096, Around(gated="silu")),
+        (28672, 4096, Around(1e-5, summed=True, gated="silu")),
     ):
         for form, tokens in itertools.product((formats.Q4_1, formats.Q8_0), (9, 32, 64, 128, 256)):
             shape = QuantisedShape(form, rows, columns, tokens, bfloat16)
+            if why_not(shape, H200, around):
+                assert tokens > 128 and around.summed
+                continue
             plan = plans(shape, around, H200)[0]
             body = kernels.body_of(shape, plan, "entry", around)
             texts[f"{form.name} {rows} {tokens}"] = emit(body, "entry", H200)[0]

@@ -18,7 +18,7 @@ from tilegrad.core.dtype import bfloat16, float16
 from tilegrad.core.target import A100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu as kernels
-from tilegrad.kernels.quantised.gpu_warps import WarpsPlan, plan_of, why_not
+from tilegrad.kernels.quantised.gpu_warps import WarpsPlan, plans, why_not
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
 from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -101,7 +101,7 @@ def test_products(name: str) -> None:
 
 def test_a_number_of_tokens_that_the_step_knows() -> None:
     case = Case("Q4_1", (64, 256, 3), size=symbol("tokens", 2, 8))
-    check(case, plan_of(case.shape, NOTHING, H200))
+    check(case, plans(case.shape, NOTHING, H200)[0])
 
 
 def test_scales_of_float16_that_are_large() -> None:
@@ -132,15 +132,16 @@ def test_assembled() -> None:
         pytest.skip("NO PTXAS HERE")
     texts = {}
     for rows, columns, around in (
-        (6144, 4096, Around(splits=(4096, 1024, 1024))),
-        (4096, 4096, Around(residual=True)),
+        (6144, 4096, Around(1e-5, summed=True, splits=(4096, 1024, 1024))),
+        (4096, 4096, Around(residual=True, hands_on=True)),
         (28672, 4096, Around(gated="silu")),
-        (4096, 14336, Around(residual=True)),
+        (28672, 4096, Around(1e-5, summed=True, gated="silu")),
+        (4096, 14336, Around(residual=True, hands_on=True)),
         (128256, 4096, NOTHING),
     ):
         for form, tokens in itertools.product((formats.Q4_0, formats.Q4_1, formats.Q8_0), (2, 8)):
             shape = QuantisedShape(form, rows, columns, tokens, bfloat16)
-            body = kernels.body_of(shape, plan_of(shape, around, H200), "entry", around)
+            body = kernels.body_of(shape, plans(shape, around, H200)[0], "entry", around)
             texts[f"{form.name} {tokens} {rows} {columns} {around}"] = emit(body, "entry", H200)[0]
     for name, made in assemble_all(texts, H200.cpu).items():
         made.check_library(name)

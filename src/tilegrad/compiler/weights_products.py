@@ -79,7 +79,7 @@ class Weights:
         self.builds: dict[Node, Callable[[], Node | None]] = {}  # by the Node they stand for
         self.summed: dict[Node, RowNorm] = {}  # norms that are shared with who makes their x
         self.followed: dict[Node, RowNorm] = {}  # the same by their x
-        self.handed: dict[Node, list[Node]] = {}  # what is handed on of that, as it is built
+        self.scaled: dict[Node, list[Node]] = {}  # what is handed on of that, as it is built
 
     def run(self) -> list[Node]:
         """The results with calls of kernels."""
@@ -239,7 +239,7 @@ class Weights:
                 return
         self.builds[product.dot] = lambda: self._joint([product], None)[0]
 
-    def _reading(self, members: list[Product], norm: RowNorm) -> Around:
+    def _reading(self, members: list[Product], norm: RowNorm | None) -> Around:
         """What is around products of a norm."""
         if len(members) == 2 and self._gated(members[1], {p.dot: p for p in members}) is not None:
             return _around(norm, gated="silu")
@@ -273,7 +273,7 @@ class Weights:
         """The results (tokens, rows) of one product with what is around it."""
         shape = self._shape(members)
         if norm is not None and norm.summed:
-            first = self.handed[norm.x]
+            first = self.scaled[norm.x]
         else:
             x = self.done[members[0].x if norm is None else norm.x]
             first = [build.reshape(x, (shape.tokens, shape.columns))]
@@ -296,7 +296,7 @@ class Weights:
             last.append(build.reshape(self.done[fused.residual], flat))
         if around.hands_on:
             last.append(self.followed[fused.top].weight)
-        made, *self.handed[fused.top] = self._launch([product], around, norm, last)
+        made, *self.scaled[fused.top] = self._launch([product], around, norm, last)
         return build.reshape(made, fused.top.shape)
 
     def _gates(self, members: list[Product], norm: RowNorm | None, around: Around) -> Node:

@@ -142,7 +142,7 @@ def many(form: Format, rows: int, dtype: DType, target: Target) -> int:
 def plans_for(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> Sequence[Plan]:
     """Plans for a product with what is around it, the best first."""
     if not gpu_warps.why_not(shape, target, around):
-        return [gpu_warps.plan_of(shape, around, target)]
+        return gpu_warps.plans(shape, around, target)
     if not gpu_packed.why_not(shape, target, around):
         return gpu_packed.plans(shape, around, target)
     return [rows_plan(shape, target, around) if are_few(shape, target) else matrix_plan(shape)]

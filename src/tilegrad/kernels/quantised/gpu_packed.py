@@ -48,8 +48,8 @@ from ..matmul.plan import (
 from ..matmul.shape import Operands, WidePlan, among, box, first_wrong
 from ..matmul.wide import WideMatmul
 from .gpu_layout import GROUP, STRIP, bytes_of, halves, in_strips, parts, units_of, words_of
+from .gpu_pieces import Pieces
 from .shape import NOTHING, Around, QuantisedShape, norm_block, parameters
-from .words import and_masks, factors, handed_on, surrounded, there
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
 # columns of a consumer's sums, by consumers: of one product, of each of two
@@ -106,19 +106,18 @@ def step_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
 def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
     """Why no Plan takes a product; '' where one does."""
     x, sizes, block = shape.layout, around.results(shape), norm_block(shape.tokens)
+    norm, summed = around.norm, around.summed
     wrong = [
         (not 1 < high(shape.tokens) <= MOST_PACKED, f"2 to {MOST_PACKED} tokens"),
         (invariant(), "invariant: any number of tokens by one kernel"),
         (not target.asynchronous_units, "no matrix units that run beside the threads"),
         (shape.dtype not in POWER, "tokens of 16 bits"),
         (not in_strips(x), "codes of 4 or 8 bits with a scale a group"),
-        (
-            around.norm is not None and not around.summed,
-            "no norm: each program would compute it anew",
-        ),
-        (around.summed and high(shape.tokens) > MOST_TOKENS, "tokens of several tiles"),
-        (around.summed and shape.columns % block, "columns of a norm in whole blocks"),
-        (around.hands_on and (around.gated or around.splits or sizes[0] % block), "one whole result"),
+        (norm is not None and not summed, "no norm: each program would compute it anew"),
+        (summed and high(shape.tokens) > MOST_TOKENS, "tokens of several tiles"),
+        (summed and shape.columns % block, "a norm's columns are no whole blocks"),
+        (around.hands_on and (around.gated or around.splits), "a norm of several results"),
+        (around.hands_on and sizes[0] % block, "a norm's columns are no whole blocks"),
         (around.gated not in ("", "silu"), f"the activation {around.gated}"),
         (around.gated and (around.bias or around.splits), "gates with more around them"),
         (around.bias and around.splits, "a bias of several results"),
@@ -229,9 +228,9 @@ class PackedMatmul(WideMatmul):
         first = (memory["codes"], memory["x"], memory["out0"])
         super().__init__(x, plan, b, first)
         self.registers = REGISTERS.get(self.consumers, self.registers)
-        self.epilogue, self.ask = self.surrounded, self.ask_early
-        self.prologue = self.add_up if around.summed else None
-        self.brought: dict[tuple[int, int], Any] = {}  # residuals that are there before the sums
+        pieces = Pieces(self, shape, around, self.memory)
+        self.epilogue, self.ask = pieces.surrounded, pieces.ask
+        self.prologue = pieces.add_up if around.summed else None
 
     # ---- the ring -----------------------------------------------------------------------------
 
@@ -312,59 +311,6 @@ class PackedMatmul(WideMatmul):
             tile.matrix_commit()
 
     # ---- results ------------------------------------------------------------------------------
-
-    def add_up(self, own: int, start: Any, count: int) -> None:
-        """The factors of a norm, for the tokens of a consumer that brings out results."""
-        if own < self.halves:
-            squares = self.memory["squares"]
-            self.factor = factors(squares, start, count, self.around, self.shape)
-
-    def ask_early(self, size: tuple[int, int], where: Any) -> None:
-        """Ask for what a piece of the results is added to before the products."""
-        if self.own < self.halves:
-            self.brought[self.own, self.piece] = self.load_residual(size, where)
-
-    def load_residual(self, size: tuple[int, int], where: Any) -> Any:
-        """What a piece is added to; None for nothing."""
-        if not self.around.residual:
-            return None
-        (_, row, column), size = where, size[::-1]
-        mask = self.mask_of(size, where)
-        return tile.load(self.memory["residual"], (column, row), size, mask=mask).T
-
-    def mask_of(self, size: tuple[int, ...], where: Any) -> Any:
-        """Which elements (tokens, rows) of a piece there are; None for all."""
-        _, row, column = where
-        return and_masks(there(size, 0, column, self.x.n), there(size, 1, row, self.x.m))
-
-    def line(self, name: str, row: Any) -> Any:
-        """A constant of each row of a piece."""
-        mask = there((64,), 0, row, self.x.m)
-        return tile.load(self.memory[name], row, 64, mask=mask)[:, None]
-
-    def surrounded(self, *given: Any) -> Any:
-        """A piece of the results with what is around it."""
-        *pieces, where = given
-        size = pieces[0].shape
-        bias = self.line("bias", where[1]) if self.around.bias else None
-        if (residual := self.brought.get((self.own, self.piece))) is None:
-            residual = self.load_residual(size, where)
-        factor = self.factor[self.piece : self.piece + size[1]] if self.prologue else None
-        factor = None if factor is None else factor[None, :]
-        value = surrounded(pieces, bias, residual, quick=True, factor=factor)
-        return self.hand_on(value.to(self.x.result), where) if self.around.hands_on else value
-
-    def hand_on(self, value: Any, where: Any) -> Any:
-        """A piece as it is stored; what the norm takes of it is stored here."""
-        _, row, column = where
-        scaled, squares = handed_on(value, self.line("next", row), self.around)
-        mask = self.mask_of(value.shape[::-1], where)
-        tile.store(self.memory["scaled"], (column, row), scaled.T, mask=mask)
-        sums, at = tile.sum(squares, 0)[:, None], (column, row // 64)
-        mask = there(sums.shape, 1, row // 64, self.x.m // 64)
-        mask = and_masks(there(sums.shape, 0, column, self.x.n), mask)
-        tile.store(self.memory["sums"], at, sums, mask=mask)
-        return value
 
     def write(self, own: int, count: Any, totals: Sequence[Any]) -> None:
         """The first consumer of some rows adds up the parts of all of them and brings them out."""

@@ -32,9 +32,11 @@ from . import gpu_packed
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, ROWS, groups_of, units_of
 from .shape import NOTHING, Around, QuantisedShape, norm_block
-from .words import and_masks, factors, handed_on, surrounded, there
+from .words import and_masks, factors, for_norm, surrounded, there
 
 MOST_TOKENS = 8
+MOST_BLOCKS = {1: 7, 2: 2}  # of a program, by units of a group: what registers hold
+READING = 0.3  # blocks that take as long as a program's x
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,26 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
     return gpu_packed.why_not(shape, target, around) or around.why_not(shape, ROWS)
 
 
-def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
-    """The Plan: as many rows as leave every core two programs, where there are that many; else one
-    program of more warps."""
-    tokens, sides = round_up(high(shape.tokens), 8), 1 + bool(around.gated)
-    sizes = [round_up(size, ROWS) * sides for size in around.results(shape)]
-    nibbles = units_of(shape.layout) == 1
-    most = 64 if nibbles and sum(sizes) > 128 * target.cores else 32
-    rows = next(r for r in (most, 32, 16 * sides) if all(size % r == 0 for size in sizes))
-    if sum(sizes) > rows * target.cores or groups_of(shape) % 64:
-        return WarpsPlan(rows, 8, 32, rows // ROWS, 2, tokens)
-    return WarpsPlan(rows, 16, 64, rows // ROWS if nibbles else 1, 1, tokens)
+def plans(shape: QuantisedShape, around: Around, target: Target) -> list[WarpsPlan]:
+    """Plans to consider, the most promising first: those that leave cores alike the fewest blocks,
+    and read x seldom; two programs of a core, or one of more warps."""
+    tokens, units = round_up(high(shape.tokens), 8), units_of(shape.layout)
+    total = round_up(shape.rows, ROWS * (1 + bool(around.gated))) // ROWS
+    made = []
+    for warps, blocks in itertools.product((16, 8), range(1, MOST_BLOCKS[units] + 1)):
+        turns, rest = divmod(groups_of(shape), 4 * warps)
+        stages = min(blocks, 4 // units) if warps == 8 or units == 1 else 1
+        whole_sums = not around.hands_on or blocks * ROWS % norm_block(shape.tokens) == 0
+        if total % blocks or rest or not whole_sums or math.lcm(stages, blocks) > turns * blocks:
+            continue
+        made.append(WarpsPlan(blocks * ROWS, warps, 4 * warps, stages, 16 // warps, tokens))
+
+    def cost(plan: WarpsPlan) -> tuple[float, bool]:
+        programs = total * ROWS // plan.rows
+        each = -(-programs // target.cores)
+        return each * (plan.rows / ROWS + READING), (plan.warps == 16) is (each > 1)
+
+    return sorted(made, key=cost)
 
 
 class WarpsKernel(AroundKernel):
@@ -219,7 +230,7 @@ class WarpsKernel(AroundKernel):
         self.put(0, value, mask)
         if not self.around.hands_on:
             return
-        scaled, squares = handed_on(value, self.next, self.around)
+        scaled, squares = for_norm(value, self.next, self.around)
         tile.store(self.memory["scaled"], (0, self.row), scaled, mask=mask)
         block = norm_block(self.shape.tokens)
         sums = tile.sum(tile.reshape(squares, (self.tokens, self.each // block, block)), 2)

@@ -111,8 +111,8 @@ class Around:
 
     def names(self, shape: QuantisedShape) -> list[str]:
         """The names of the results."""
-        handed = ["scaled", "sums"] if self.hands_on else []
-        return [*(f"out{i}" for i in range(len(self.results(shape)))), *handed]
+        more = ["scaled", "sums"] if self.hands_on else []
+        return [*(f"out{i}" for i in range(len(self.results(shape)))), *more]
 
     def why_not(self, shape: QuantisedShape, block: int) -> str:
         """Why a kernel that takes rows in blocks has no such product; '' where it has."""

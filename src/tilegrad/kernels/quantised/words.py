@@ -67,7 +67,7 @@ def factors(squares: Any, first: Any, count: int, around: Around, shape: Quantis
     return tile.quick_reciprocal(tile.sqrt(mean))
 
 
-def handed_on(value: Any, weight: Any, around: Around) -> tuple[Any, Any]:
+def for_norm(value: Any, weight: Any, around: Around) -> tuple[Any, Any]:
     """What a norm takes of a result as it is stored: that times the norm's weight, its squares."""
     value, weight = value.to(float32), weight.to(float32) + around.offset
     return value * tile.broadcast(weight, value.shape), value * value
