@@ -26,6 +26,7 @@ class Pieces:
     ) -> None:
         self.kernel, self.shape, self.around, self.memory = kernel, shape, around, memory
         self.brought: dict[tuple[int, int], Any] = {}  # residuals that were asked for
+        self.asked: dict[int, dict[str, Any]] = {}  # constants of a consumer's rows
         self.factor: Any = None  # of a norm, for each token of a consumer
 
     def add_up(self, own: int, start: Any, count: int) -> None:
@@ -35,9 +36,11 @@ class Pieces:
             self.factor = factors(squares, start, count, self.around, self.shape)
 
     def ask(self, size: tuple[int, int], where: Any) -> None:
-        """Ask for what a piece is added to."""
-        if self.kernel.own < self.kernel.halves:
-            self.brought[self.kernel.own, self.kernel.piece] = self.residual(size, where)
+        """Ask for what a piece is added to, and for what its rows have."""
+        own, piece = self.kernel.own, self.kernel.piece
+        if own < self.kernel.halves:
+            self.brought[own, piece] = self.residual(size, where)
+            self.asked[own] = self.asked.get(own) or self.constants(where[1])
 
     def residual(self, size: tuple[int, int], where: Any) -> Any:
         """What a piece is added to; None for nothing."""
@@ -52,26 +55,28 @@ class Pieces:
         (_, row, column), x = where, self.kernel.x
         return and_masks(there(size, 0, column, x.n), there(size, 1, row, x.m))
 
-    def line(self, name: str, row: Any) -> Any:
-        """A constant of each row of a piece."""
-        mask = there((64,), 0, row, self.kernel.x.m)
-        return tile.load(self.memory[name], row, 64, mask=mask)[:, None]
+    def constants(self, row: Any) -> dict[str, Any]:
+        """What each row of a piece has: a bias, the weight of a norm."""
+        mask, names = there((64,), 0, row, self.kernel.x.m), {"bias", "next"} & {*self.memory}
+        return {n: tile.load(self.memory[n], row, 64, mask=mask)[:, None] for n in sorted(names)}
 
     def surrounded(self, *given: Any) -> Any:
         """A piece of the results with what is around it."""
         *sums, where = given
-        size, at = sums[0].shape, self.kernel.piece
-        bias = self.line("bias", where[1]) if self.around.bias else None
-        if (residual := self.brought.get((self.kernel.own, at))) is None:
+        size, own, at = sums[0].shape, self.kernel.own, self.kernel.piece
+        lines = self.asked.get(own) or self.constants(where[1])
+        if (residual := self.brought.get((own, at))) is None:
             residual = self.residual(size, where)
         factor = None if self.factor is None else self.factor[at : at + size[1]][None, :]
-        value = surrounded(sums, bias, residual, quick=True, factor=factor)
-        return self.hand_on(value.to(self.shape.dtype), where) if self.around.hands_on else value
+        value = surrounded(sums, lines.get("bias"), residual, quick=True, factor=factor)
+        if not self.around.hands_on:
+            return value
+        return self.hand_on(value.to(self.shape.dtype), lines["next"], where)
 
-    def hand_on(self, value: Any, where: Any) -> Any:
+    def hand_on(self, value: Any, weight: Any, where: Any) -> Any:
         """A piece as it is stored, once what a norm takes of it is."""
         (_, row, column), mask = where, self.mask_of(value.shape[::-1], where)
-        scaled, squares = for_norm(value, self.line("next", row), self.around)
+        scaled, squares = for_norm(value, weight, self.around)
         tile.store(self.memory["scaled"], (column, row), scaled.T, mask=mask)
         sums, block = tile.sum(squares, 0)[:, None], row // 64
         mask = and_masks(

@@ -1,12 +1,12 @@
 """A few tokens times quantised rows by the matrix units of warps, all from memory to registers.
 
 As in `gpu_rows`, a thread asks for codes before it waits for the launch before. A program has some
-blocks of 16 rows, and its warps share the columns out. In a turn a warp has 128 columns of every
-block, of which four threads of a row hold a group each: word j of all four (of bytes, of both
-units) is what two products (mma) over 16 columns take, in an order of columns of their own, and so
-is what each of them reads of a token in that group. So no thread unpacks what another one does, a
-scale is made once for 32 weights, x is read once for all blocks, and no warp waits for another one:
-sums of warps are added up at the end.
+blocks of 16 rows, or of 8 gates and the 8 rows that they gate, and its warps share the columns out.
+In a turn a warp has 128 columns of every block, of which four threads of a row hold a group each:
+word j of all four (of bytes, of both units) is what two products (mma) over 16 columns take, in an
+order of columns of their own, and so is what each of them reads of a token in that group. So no
+thread unpacks what another one does, a scale is made once for 32 weights, x is read once for all
+blocks, and no warp waits for another one: sums of warps are added up at the end.
 
 Cost for a weight of 4 bits, in lane instructions: 5/8 to cut digits out, 1 to make them values,
 0.3 for scales, 1/8 of products; 2.3 as assembled, for 8 tokens. Bytes: those of the parts, once, in
@@ -211,17 +211,17 @@ class WarpsKernel(AroundKernel):
     def write_sums(self, added: Any) -> None:
         """Sum over the warps, do what is around and write."""
         warps, size, rows = self.plan.warps, (self.tokens, self.wide), self.strips
-        rooms = [tile.shared((warps, self.each, self.tokens + 1)) for _ in range(self.sides)]
-        for block, total in enumerate(self.totals):
-            sums = tile.reshape(tile.read(total), (warps, ROWS, self.tokens))
-            for side, room in enumerate(rooms):
-                tile.store(room, (0, block * rows, 0), sums[:, side * rows : (side + 1) * rows, :])
-        sides, own = [], there(size, 1, 0, self.each)
-        for room in rooms:
-            parts = [tile.load(room, (w, 0, 0), size, axes=(2, 1), mask=own) for w in range(warps)]
+        room = tile.shared((self.blocks, warps, ROWS, self.tokens + 1))
+        sums = [tile.reshape(tile.read(t), (warps, ROWS, self.tokens)) for t in self.totals]
+        tile.store(room, (0, 0, 0, 0), tile.stack(sums))  # at once: threads meet once
+        by_block, sides = (self.tokens, self.wide // rows, rows), []
+        own = there(by_block, 1, 0, self.blocks)
+        for side in range(self.sides):
+            at = [(0, warp, side * rows, 0) for warp in range(warps)]
+            parts = [tile.load(room, a, by_block, axes=(3, 0, 2), mask=own) for a in at]
             while len(parts) > 1:
                 parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
-            sides += parts
+            sides.append(tile.reshape(parts[0], size))
         value = surrounded(sides, self.bias, added, self.quick, self.factor)
         self.put_all(value.to(self.shape.dtype), self.mask_of(size))
 
