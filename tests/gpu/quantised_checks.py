@@ -3,10 +3,10 @@
     PYTHONPATH=src python tests/gpu/quantised_checks.py [--only Q4_1]
 
 Every Format, as Tensors over a file's bytes: products of 1, 3, 8 and 70 tokens, products with what
-is around them, norms between them, rows by number; 2:4 weights, and fp8 in blocks of 128 x 128, with up to 2,048
-tokens; int8 by rows; experts of 8 bits; a small model that is rounded as it is loaded, against the
-same on the CPU. Prints one row per Format and ends with a status other than 0 if any failed.
-Judged against float64 products with the Format's own values.
+is around them, norms between them, rows by number; 2:4 weights, and fp8 in blocks of 128 x 128,
+with up to 2,048 tokens; int8 by rows; experts of 8 bits; a small model that is rounded as it is
+loaded, against the same on the CPU. Prints one row per Format and ends with a status other than 0
+if any failed. Judged against float64 products with the Format's own values.
 """
 
 from __future__ import annotations
