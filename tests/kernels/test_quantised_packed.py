@@ -4,6 +4,7 @@ the simulator; what is around a product; Plans of an 8B model's shapes assembled
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,12 @@ def test_who_takes_it() -> None:
     assert why_not(QuantisedShape(formats.Q6_K, 4096, 4096, 8, bfloat16), H200)
     assert "norm" in why_not(shape, H200, Around(norm=1e-5))
     assert why_not(shape, H200, Around(splits=(4000, 96)))
+    behind, before = Around(1e-5, summed=True), Around(residual=True, hands_on=True)
+    for around in (behind, before):
+        assert not why_not(shape, H200, around)
+        assert "float16" in why_not(replace(shape, dtype=float16), H200, around)
+    assert why_not(replace(shape, tokens=129), H200, behind)
+    assert why_not(replace(shape, rows=4096 + 8), H200, before)
     with override(determinism="invariant"):
         assert "invariant" in why_not(shape, H200)
 

@@ -114,6 +114,7 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
         (shape.dtype not in POWER, "tokens of 16 bits"),
         (not in_strips(x), "codes of 4 or 8 bits with a scale a group"),
         (norm is not None and not summed, "no norm: each program would compute it anew"),
+        ((summed or around.hands_on) and shape.dtype is float16, "x times norm in float16's range"),
         (summed and high(shape.tokens) > MOST_TOKENS, "tokens of several tiles"),
         (summed and shape.columns % block, "a norm's columns are no whole blocks"),
         (around.hands_on and (around.gated or around.splits), "a norm of several results"),
