@@ -27,8 +27,8 @@ from tilegrad.tile.interpret import run
 from tilegrad.tile.prove import check_body
 
 
-def plan(rows: int, warps: int, stages: int, n: int = 8) -> WarpsPlan:
-    return WarpsPlan(rows, warps, 4 * warps, stages, tokens=n)
+def plan(rows: int, warps: int, stages: int, n: int = 8, split: int = 1) -> WarpsPlan:
+    return WarpsPlan(rows, warps, 4 * warps, stages, tokens=n, split=split)
 
 
 def check(case: Case, plan: WarpsPlan) -> None:
@@ -84,6 +84,18 @@ CASES: dict[str, tuple[tuple[Any, ...], WarpsPlan]] = {
     "before a norm": (
         ("Q4_1", (128, 512, 3), Around(offset=1.0, residual=True, hands_on=True)),
         plan(64, 8, 2),
+    ),
+    "parts of the columns": (
+        ("Q4_1", (128, 2048, 5), Around(residual=True, hands_on=True)),
+        plan(64, 8, 4, split=2),
+    ),
+    "parts of the columns, gates": (
+        ("Q8_0", (64, 1024, 8), Around(1e-5, summed=True, gated="silu")),
+        plan(32, 4, 2, split=2),
+    ),
+    "before a norm, rows that are no power of two": (
+        ("Q4_1", (96, 512, 8), Around(residual=True, hands_on=True)),
+        plan(96, 8, 6),
     ),
     "between norms": (
         ("Q4_0", (64, 512, 8), Around(1e-5, summed=True, bias=True, residual=True, hands_on=True)),

@@ -7,6 +7,7 @@ a value that is added, several results.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ class AroundPlan:
     groups: int = 128  # of a row that the threads take at once
     stages: int = 1  # turns whose groups are asked for ahead
     resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
+    split: int = 1  # programs of the same rows, each with a part of the columns
 
 
 class AroundKernel:
@@ -53,6 +55,9 @@ class AroundKernel:
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
         self.weights = Groups(shape, self.memory)
 
+    def place(self) -> None:
+        """Where programs that share rows meet."""
+
     def work(self) -> None:
         """All that a program does."""
         raise InternalError("kernels.quantised", f"{type(self).__name__} does nothing")
@@ -60,7 +65,7 @@ class AroundKernel:
     def build(self) -> Body:
         """Which rows and tokens a program has, then its work."""
         plan = self.plan
-        grid: list[Any] = [self.programs]
+        grid: list[Any] = [self.programs * plan.split]
         with tile.into(self.b):
             tile.grid_launch_dependents()
             if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights
@@ -68,9 +73,13 @@ class AroundKernel:
                 block, number = tile.grid(*grid)
             else:
                 block, number = 0, tile.grid(*grid)
-            self.token, self.row = block * self.tokens, number * self.each
-            self.work()
-        notes = {"resident": plan.resident} if plan.resident else {}
+            self.rank = tile.cluster(plan.split) if plan.split > 1 else 0
+            self.token, self.row = block * self.tokens, number // plan.split * self.each
+            self.place()
+            with tile.role("program", plan.warps) if plan.split > 1 else nullcontext():
+                self.work()
+        notes: dict[str, Any] = {"resident": plan.resident} if plan.resident else {}
+        notes |= {"cluster": (plan.split,)} if plan.split > 1 else {}
         return self.b.finish(grid, warps=plan.warps, level="placed", **notes)
 
     def rows_there(self) -> Any:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import int32
+from ...core.dtype import float32, int32
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import high, power_of_two, round_up
@@ -36,7 +36,7 @@ from .words import and_masks, factors, for_norm, surrounded, there
 
 MOST_TOKENS = 8
 MOST_BLOCKS = {1: 7, 2: 2}  # of a program, by units of a group: what registers hold
-READING = 0.3  # blocks that take as long as a program's x
+READING, EXCHANGE = 0.3, 0.3  # blocks that take as long as a program's x, as meeting another one
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,21 @@ def plans(shape: QuantisedShape, around: Around, target: Target) -> list[WarpsPl
     tokens, units = round_up(high(shape.tokens), 8), units_of(shape.layout)
     total = round_up(shape.rows, ROWS * (1 + bool(around.gated))) // ROWS
     made = []
-    for warps, blocks in itertools.product((16, 8), range(1, MOST_BLOCKS[units] + 1)):
-        turns, rest = divmod(groups_of(shape), 4 * warps)
+    sizes = itertools.product((16, 8), range(1, MOST_BLOCKS[units] + 1), (1, 2))
+    for warps, blocks, split in sizes:
+        turns, rest = divmod(groups_of(shape), 4 * warps * split)
         stages = min(blocks, 4 // units) if warps == 8 or units == 1 else 1
-        whole_sums = not around.hands_on or blocks * ROWS % norm_block(shape.tokens) == 0
+        whole_sums = not around.hands_on or blocks * ROWS % (norm_block(shape.tokens) * split) == 0
+        whole_sums = whole_sums and (split == 1 or power_of_two(blocks) == blocks)
         if total % blocks or rest or not whole_sums or math.lcm(stages, blocks) > turns * blocks:
             continue
-        made.append(WarpsPlan(blocks * ROWS, warps, 4 * warps, stages, 16 // warps, tokens))
+        resident = 16 // warps
+        made.append(WarpsPlan(blocks * ROWS, warps, 4 * warps, stages, resident, split, tokens))
 
     def cost(plan: WarpsPlan) -> tuple[float, bool]:
-        programs = total * ROWS // plan.rows
-        each = -(-programs // target.cores)
-        return each * (plan.rows / ROWS + READING), (plan.warps == 16) is (each > 1)
+        each = -(-total * ROWS // plan.rows * plan.split // target.cores)  # programs of a core
+        blocks = (plan.rows / ROWS + READING) / plan.split + EXCHANGE * (plan.split - 1)
+        return each * blocks, (plan.warps == 16) is (each > 1)
 
     return sorted(made, key=cost)
 
@@ -82,17 +85,20 @@ class WarpsKernel(AroundKernel):
         super().__init__(shape, plan, name, around)
         self.tokens, self.chunk = plan.tokens, plan.groups * GROUP
         self.blocks, self.strips = plan.rows // ROWS, ROWS // self.sides  # rows of a side
-        self.wide = power_of_two(self.each)  # of tiles of a side's rows
+        self.whole, self.turns = power_of_two(self.each), self.turns // plan.split
         self.stages = min(plan.stages, self.blocks * self.turns)
         # turns after which stages begin anew
         self.together = math.lcm(self.stages, self.blocks) // self.blocks
         fits = self.together <= self.turns and plan.groups == 4 * plan.warps
-        if not fits or self.each % self.strips:
+        shared_out = self.whole % plan.split == 0 and self.groups % (plan.groups * plan.split) == 0
+        if not fits or self.each % self.strips or (plan.split > 1 and not shared_out):
             raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
 
     @tile.function
     def work(self) -> None:
         """Ask for weights, wait, multiply turn by turn, write."""
+        if self.plan.split > 1:
+            self.met.expect(0, math.prod(self.parts.shape) * float32.size)
         loaded = [part for number in range(self.stages) for part in self.load_block(0, number)]
         self.constants()
         tile.grid_dependency_wait()
@@ -107,6 +113,16 @@ class WarpsKernel(AroundKernel):
                 x, loaded = self.some_turns(self.together, group, x, loaded)
         self.some_turns(self.together, rest * step, x, loaded, last=True)
         self.write_sums(added)
+
+    def place(self) -> None:
+        """The rows that a program finishes: of those that several have, each some."""
+        split = self.plan.split
+        self.begin, self.each, self.wide = self.row, self.each // split, self.whole // split
+        self.row = self.row + self.rank * self.each
+        self.first = self.rank * self.turns * self.plan.groups
+        if split > 1:
+            self.parts = tile.shared((split, self.sides, self.wide, self.tokens))
+            self.met = tile.barrier("met", 1)
 
     def constants(self) -> None:
         """Bias, and the weight of the norm that the result goes to, which need not wait."""
@@ -142,8 +158,8 @@ class WarpsKernel(AroundKernel):
     def load_block(self, group: Any, number: int) -> list[Any]:
         """The weights of a block of a turn that begins at a group, or of one that follows."""
         turn, block = divmod(number, self.blocks)
-        group, count = group + turn * self.plan.groups, self.plan.groups
-        rows = [self.row + side * self.rows + block * self.strips for side in range(self.sides)]
+        group, count = self.first + group + turn * self.plan.groups, self.plan.groups
+        rows = [self.begin + side * self.rows + block * self.strips for side in range(self.sides)]
         parts = self.weights.memories.values()
         return [self.weights.strips(p, r, group, self.strips, count) for p in parts for r in rows]
 
@@ -169,7 +185,8 @@ class WarpsKernel(AroundKernel):
 
     def load_inputs(self, group: Any) -> Any:
         """x of a turn, 0 past its ends."""
-        size, first, shape = (self.tokens, self.chunk), group * GROUP, self.shape
+        size, shape = (self.tokens, self.chunk), self.shape
+        first = (self.first + group) * GROUP
         mask = and_masks(there(size, 0, 0, shape.tokens), there(size, 1, first, shape.columns))
         return tile.load(self.memory["x"], (0, first), size, mask=mask)
 
@@ -210,20 +227,40 @@ class WarpsKernel(AroundKernel):
 
     def write_sums(self, added: Any) -> None:
         """Sum over the warps, do what is around and write."""
-        warps, size, rows = self.plan.warps, (self.tokens, self.wide), self.strips
+        size, sides = (self.tokens, self.wide), self.sums_of_columns()
+        value = surrounded(sides, self.bias, added, self.quick, self.factor)
+        self.put_all(value.to(self.shape.dtype), self.mask_of(size))
+
+    def sums_of_columns(self) -> list[Any]:
+        """Of each side the sums (tokens, rows) that the program finishes."""
+        warps, rows, sides = self.plan.warps, self.strips, []
         room = tile.shared((self.blocks, warps, ROWS, self.tokens + 1))
         sums = [tile.reshape(tile.read(t), (warps, ROWS, self.tokens)) for t in self.totals]
         tile.store(room, (0, 0, 0, 0), tile.stack(sums))  # at once: threads meet once
-        by_block, sides = (self.tokens, self.wide // rows, rows), []
+        if self.plan.split > 1:
+            tile.named_sync(0, 32 * warps)
+        by_block = (self.tokens, self.whole // rows, rows)
         own = there(by_block, 1, 0, self.blocks)
         for side in range(self.sides):
             at = [(0, warp, side * rows, 0) for warp in range(warps)]
             parts = [tile.load(room, a, by_block, axes=(3, 0, 2), mask=own) for a in at]
             while len(parts) > 1:
                 parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
-            sides.append(tile.reshape(parts[0], size))
-        value = surrounded(sides, self.bias, added, self.quick, self.factor)
-        self.put_all(value.to(self.shape.dtype), self.mask_of(size))
+            sides.append(tile.reshape(parts[0], (self.tokens, self.whole)))
+        return sides if self.plan.split == 1 else self.exchanged(sides)
+
+    def exchanged(self, sides: Sequence[Any]) -> list[Any]:
+        """Sums of all columns: each program sends the others the rows that they finish."""
+        for side, sums in enumerate(sides):
+            tile.send(self.parts[self.rank, side], sums.T, self.met[0], "shares")
+        self.met.wait(0, 0)
+        found = []
+        for side in range(self.sides):
+            total = tile.read(self.parts[0, side])
+            for other in range(1, self.plan.split):
+                total = total + tile.read(self.parts[other, side])
+            found.append(total.T)
+        return found
 
     def put_all(self, value: Any, mask: Any) -> None:
         """The results, and what the norm that they go to takes of them."""
@@ -233,9 +270,11 @@ class WarpsKernel(AroundKernel):
         scaled, squares = for_norm(value, self.next, self.around)
         tile.store(self.memory["scaled"], (0, self.row), scaled, mask=mask)
         block = norm_block(self.shape.tokens)
-        sums = tile.sum(tile.reshape(squares, (self.tokens, self.each // block, block)), 2)
-        there_ = there(sums.shape, 0, 0, self.shape.tokens)
-        tile.store(self.memory["sums"], (0, self.row // block), sums, mask=there_)
+        sums = tile.sum(tile.reshape(squares, (self.tokens, self.wide // block, block)), 2)
+        mask = and_masks(
+            there(sums.shape, 0, 0, self.shape.tokens), there(sums.shape, 1, 0, self.each // block)
+        )
+        tile.store(self.memory["sums"], (0, self.row // block), sums, mask=mask)
 
 
 def whole(sides: Sequence[Any]) -> Any:
