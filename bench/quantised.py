@@ -2,7 +2,8 @@
 
     python bench/quantised.py                       Q4_1: a layer's four products, chained
     python bench/quantised.py --formats Q4_1,Q8_0 --tokens 1,8,64
-    python bench/quantised.py --plans --tokens 8,64 every Plan for each product alone, best first
+    python bench/quantised.py --plans --tokens 8,64 every Plan for each product alone, then in turn
+                                                    in the chain, which keeps the best
 
 Graphs of launches, each of which may start before the one before has ended, over sets of weights
 that pass the L2 cache several times; bfloat16 products of torch beside them. Bytes are those of the
@@ -18,7 +19,7 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from tilegrad.kernels.quantised.gpu import body_of, plans_for
 from tilegrad.kernels.quantised.gpu_layout import pack, parts
 from tilegrad.kernels.quantised.gpu_packed import expected
 from tilegrad.kernels.quantised.gpu_packed import plans as packed_plans
-from tilegrad.kernels.quantised.shape import Around, QuantisedShape
+from tilegrad.kernels.quantised.shape import Around, QuantisedShape, norm_block
 
 LIMIT = 4.3e12  # bytes/s
 BARS = {1: 85, 4: 85, 8: 80, 16: 70, 32: 60, 64: 45}  # percent of the limit, by tokens
@@ -43,14 +44,26 @@ SHAPES = (
     ("gate+up", 28672, 4096),
     ("down", 4096, 14336),
 )
-# what a decoder computes with each product; a norm only where one token makes it worth while
+# what a decoder computes with each product, but for norms
 AROUND = {
     "q+k+v": Around(splits=(4096, 1024, 1024)),
     "o": Around(residual=True),
     "gate+up": Around(gated="silu"),
     "down": Around(residual=True),
 }
+SHARED_NORMS = range(2, 129)  # tokens
+EPSILON = 1e-5
 DISTINCT = 512
+
+
+def around_of(label: str, shape: QuantisedShape) -> Around:
+    """What is around a product of a decode step."""
+    around = AROUND[label]
+    if shape.tokens not in SHARED_NORMS:
+        return around
+    if around.residual:
+        return replace(around, hands_on=True)
+    return replace(around, norm=EPSILON, summed=True)
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,8 @@ def assembled(case: Case) -> Any:
     from tilegrad.targets.ptx.emit import emit
 
     try:
-        body = body_of(case.shape, case.plan, "quantised", AROUND[case.label])
+        around = around_of(case.label, case.shape)
+        body = body_of(case.shape, case.plan, "quantised", around)
         text, entry = emit(body, "quantised", H200)
         if find_ptxas() is None:
             return text, entry
@@ -145,17 +159,25 @@ class Run:
         function = bench.device.load(cubin).function("quantised")
         self.bench, self.case, self.weights = bench, case, weights
         self.kernel = Prepared(function, entry, {})
-        shape, self.around = case.shape, AROUND[case.label]
+        shape, self.around = case.shape, around_of(case.label, case.shape)
         sizes = self.around.results(shape)
         new = {"device": "cuda", "dtype": torch.bfloat16}
         self.residual = torch.randn(shape.tokens, sizes[0], **new)
         self.x = torch.randn(shape.tokens, shape.columns, **new)
         self.out = [torch.full((shape.tokens, s), float("nan"), **new) for s in sizes]
+        block, wide = norm_block(shape.tokens), {**new, "dtype": torch.float32}
+        self.squares = torch.rand(shape.tokens, shape.columns // block, **wide) * block
+        self.next = torch.randn(sizes[0], **new)
+        self.handed = [torch.full_like(self.out[0], float("nan"))]
+        self.handed.append(torch.full((shape.tokens, sizes[0] // block), float("nan"), **wide))
 
     def launch(self, i: int) -> None:
         """One launch on a set."""
-        residual = [self.residual] if self.around.residual else []
-        given = (self.x, *self.weights.sets[i % len(self.weights.sets)], *residual, *self.out)
+        around, given = self.around, [self.x]
+        given += [self.squares] if around.summed else []
+        given += self.weights.sets[i % len(self.weights.sets)]
+        given += [self.residual] if around.residual else []
+        given += [self.next, *self.out, *self.handed] if around.hands_on else self.out
         self.kernel.point([t.data_ptr() for t in given])
         self.kernel.start(dependent=True)
 
@@ -170,16 +192,30 @@ class Run:
         wanted = self.x.double() @ self.weights.exact.T
         rows = self.case.shape.rows
         wanted = wanted.repeat(1, -(-rows // DISTINCT))[:, :rows]
+        if self.around.summed:
+            mean = self.squares.double().sum(1, keepdim=True) / self.case.shape.columns
+            wanted = wanted / (mean + EPSILON).sqrt()
         if self.around.gated:
             wanted = torch.nn.functional.silu(wanted[:, : rows // 2]) * wanted[:, rows // 2 :]
         wanted = wanted + self.residual.double() if self.around.residual else wanted
         found = torch.cat(self.out, 1).double()
+        if self.around.hands_on:
+            scaled, sums = self.handed
+            blocks = (found**2).reshape(*sums.shape, -1).sum(2)
+            assert torch.allclose(sums.double(), blocks, rtol=1e-4)
+            assert torch.allclose(scaled.double(), found * self.next.double(), rtol=5e-3)
         return float(((found - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
 
     def seconds(self, rounds: int) -> float:
         """Of a launch."""
         count = max(8, len(self.weights.sets))
         return self.bench.alone([lambda i=i: self.launch(i) for i in range(count)], rounds)
+
+
+def chained(bench: Any, chain: Sequence[Run], count: int = 8) -> float:
+    """Seconds of a layer's products, one after the other."""
+    work = [lambda r=r, i=i: r.launch(i) for i in range(count) for r in chain]
+    return bench.alone(work, 5) * len(chain)
 
 
 def chained_bf16(bench: Any, tokens: int) -> float:
@@ -219,7 +255,7 @@ def main() -> None:
         for name in formats
         for count in tokens
         for label, shape in shapes_of(name, count)
-        for plan in (every if given.plans else best)(shape, AROUND[label])[: given.limit]
+        for plan in (every if given.plans else best)(shape, around_of(label, shape))[: given.limit]
     ]
     with ProcessPoolExecutor(16, multiprocessing.get_context("spawn")) as pool:
         made = dict(zip(cases, pool.map(assembled, cases)))
@@ -245,7 +281,7 @@ def layer(
     bench: Any, name: str, tokens: int, made: dict[Case, Any], weights: Any, every: bool
 ) -> dict[str, Any]:
     """The products of a layer alone, by every Plan, and chained by the best of each."""
-    chain, found = [], {}
+    chain, found, others = [], {}, []
     for label, shape in shapes_of(name, tokens):
         runs: list[tuple[float, Run]] = []
         for case, ready in made.items():
@@ -273,9 +309,18 @@ def layer(
             print(f"best {label} {tokens}: {1e6 * seconds:.2f} us {best.case.text}", flush=True)
         found[label] = 1e6 * seconds
         chain.append(best)
-    count = 8
-    work = [lambda r=r, i=i: r.launch(i) for i in range(count) for r in chain]
-    seconds = bench.alone(work, 5) * len(chain)
+        others.append([run for _, run in sorted(runs, key=lambda r: r[0])])
+    seconds = chained(bench, chain)
+    for at, runs_of in enumerate(others if every else ()):
+        for run in runs_of:
+            tried = [*chain[:at], run, *chain[at + 1 :]]
+            took = chained(bench, tried)
+            label = f"{run.case.label} {tokens}"
+            print(f"  chained {1e6 * took:6.2f} us with {label}: {run.case.text}", flush=True)
+            if took < seconds:
+                seconds, chain = took, tried
+    if every:
+        print("\n".join(f"kept: {r.case.label} {tokens}: {r.case.text}" for r in chain))
     plain = chained_bf16(bench, tokens)
     share = 100 * sum(w.bytes for w in weights.values()) / seconds / LIMIT
     bar = BARS.get(tokens)
@@ -299,7 +344,7 @@ def plan_seconds(case: Case) -> float:
     """What the Plan's model expects; 0 where there is none."""
     if not hasattr(case.plan, "tile"):
         return 0.0
-    return expected(case.shape, AROUND[case.label], case.plan, H200)
+    return expected(case.shape, around_of(case.label, case.shape), case.plan, H200)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def many(form: Format, rows: int, dtype: DType, target: Target) -> int:
 def plans_for(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> Sequence[Plan]:
     """Plans for a product with what is around it, the best first."""
     if not gpu_warps.why_not(shape, target, around):
-        return [gpu_warps.plan_of(shape, around, target)]
+        return gpu_warps.plans(shape, around, target)
     if not gpu_packed.why_not(shape, target, around):
         return gpu_packed.plans(shape, around, target)
     return [rows_plan(shape, target, around) if are_few(shape, target) else matrix_plan(shape)]
@@ -173,6 +173,8 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
     """Why a product is not computed with what is around it; '' where it is."""
     if not gpu_packed.why_not(shape, target):
         return gpu_packed.why_not(shape, target, around)
+    if around.summed or around.hands_on:
+        return "sums of squares are handed on between products of matrix units"
     if not are_few(shape, target):
         return f"more than {FEW_TOKENS} tokens, or too many columns"
     return around.why_not(shape, ROWS) or why_not(shape, target)

@@ -7,7 +7,7 @@ a value that is added, several results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ...tile.build import Body, BodyBuilder
 from ..matmul.shape import among
 from .gpu_layout import ROWS, Groups, groups_of, parts
 from .shape import Around, QuantisedShape, parameters
-from .words import surrounded, there
+from .words import and_masks, there
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class AroundPlan:
     groups: int = 128  # of a row that the threads take at once
     stages: int = 1  # turns whose groups are asked for ahead
     resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
+    split: int = 1  # programs of the same rows, each with a part of the columns
 
 
 class AroundKernel:
@@ -47,12 +48,15 @@ class AroundKernel:
         self.rows = round_up(self.results, ROWS)
         self.turns = ceil_divide(self.groups, plan.groups)
         self.programs = self.rows // self.each  # that rows are shared out among
-        uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
-        if self.rows % self.each or uneven:
+        self.even = not any(s % self.each for s in around.splits)  # a program has one result
+        if self.rows % self.each or around.why_not(shape, ROWS):
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
         self.weights = Groups(shape, self.memory)
+
+    def place(self) -> None:
+        """Where programs that share rows meet."""
 
     def work(self) -> None:
         """All that a program does."""
@@ -61,7 +65,7 @@ class AroundKernel:
     def build(self) -> Body:
         """Which rows and tokens a program has, then its work."""
         plan = self.plan
-        grid: list[Any] = [self.programs]
+        grid: list[Any] = [self.programs * plan.split]
         with tile.into(self.b):
             tile.grid_launch_dependents()
             if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights
@@ -69,9 +73,13 @@ class AroundKernel:
                 block, number = tile.grid(*grid)
             else:
                 block, number = 0, tile.grid(*grid)
-            self.token, self.row = block * self.tokens, number * self.each
-            self.work()
-        notes = {"resident": plan.resident} if plan.resident else {}
+            self.rank = tile.cluster(plan.split) if plan.split > 1 else 0
+            self.token, self.row = block * self.tokens, number // plan.split * self.each
+            self.place()
+            with tile.role("program", plan.warps) if plan.split > 1 else nullcontext():
+                self.work()
+        notes: dict[str, Any] = {"resident": plan.resident} if plan.resident else {}
+        notes |= {"cluster": (plan.split,)} if plan.split > 1 else {}
         return self.b.finish(grid, warps=plan.warps, level="placed", **notes)
 
     def rows_there(self) -> Any:
@@ -89,10 +97,16 @@ class AroundKernel:
             return None
         return tile.load(self.memory["bias"], self.row, self.each, mask=self.rows_there())
 
-    def put(self, token: int, sides: Sequence[Any], bias: Any, residual: Any, mask: Any) -> None:
-        """Rows from a token on, with what is around them, into the result that has them."""
-        value = surrounded(sides, bias, residual, self.quick).to(self.shape.dtype)
+    def put(self, token: int, value: Any, mask: Any) -> None:
+        """Rows from a token on into the result that has them, or those that have some."""
         starts = self.around.starts(self.shape)
+        if not self.even:
+            for number, (start, size) in enumerate(zip(starts, self.around.results(self.shape))):
+                line = tile.arange(value.shape[-1]) + (self.row - start)
+                own = and_masks(mask, tile.broadcast((line >= 0) & (line < size), value.shape))
+                at = (self.token + token, self.row - start)
+                tile.store(self.memory[f"out{number}"], at, value, mask=own)
+            return
 
         def store(number: int) -> None:
             row = tile.maximum(self.row - starts[number], 0) if number else self.row

@@ -354,6 +354,8 @@ def seen(node: Node, spread: Spread) -> Spread:
             return spread.apart(shape)
         case "part":
             return spread.whole(shape)
+        case "stack_rows" if all(axis for _, _, axis, _ in spread.fields):
+            return spread.drop(0)
     raise InternalError("ptx.spread", f"{node.op} does not say how {shape} is held")
 
 
