@@ -196,9 +196,9 @@ class Matvec:
         for row in tile.range(first, rows, step):
             self.ask(number, row)
             lines, following = [], []
-            for own, place in zip(loaded, self.places(weights, row + step)):
+            for own, at in zip(loaded, self.begins(weights, row + step)):
                 lines += self.products([own], token)
-                following.append(self.row_of(*place, row + step < rows))
+                following.append(self.row_of(*at, row + step < rows))
             loaded = following
             self.finish(number, lines, (0, row, 0))
 
@@ -243,9 +243,9 @@ class Matvec:
 
     def rows_of(self, weights: Sequence[Any], row: Any) -> list[Any]:
         """What a block has of each weight."""
-        return [self.row_of(*place) for place in self.places(weights, row)]
+        return [self.row_of(*at) for at in self.begins(weights, row)]
 
-    def places(self, weights: Sequence[Any], row: Any) -> list[tuple[Any, Any]]:
+    def begins(self, weights: Sequence[Any], row: Any) -> list[tuple[Any, Any]]:
         """Where the rows of a block begin: a row is so many lines of the (rows * lines, line) that
         a weight is stored as."""
         return [(w, (row + r) * self.lines) for w in weights for r in range(self.rows)]
