@@ -123,9 +123,9 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
-        import table
+        import kept
 
-        record = table.newest("accuracy-cpu")
+        record = kept.newest("accuracy-cpu")
         if record is None:
             sys.exit("there is no result yet: run python bench/accuracy.py first")
         PAGE.write_text(page(record))

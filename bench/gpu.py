@@ -8,13 +8,12 @@ run (a device copy, a read, a large bf16 product) are measured first and printed
 
 from __future__ import annotations
 
-import datetime
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from measure import commit
+from measure import commit, measured_at
 
 from tilegrad.core.target import Target
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
@@ -113,7 +112,7 @@ class Bench:
         """When and on what this was measured."""
         driver = torch.cuda.get_device_properties(0)
         return {
-            "date": datetime.date.today().isoformat(),
+            "date": measured_at(),
             "device": driver.name,
             "torch": torch.__version__,
             "cuda": str(torch.version.cuda),

@@ -13,9 +13,7 @@ trained ones do. `--cpu-time` counts the process's own time: for machines that o
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from measure import facts
 from verdict import end, verdict
 
 from tilegrad.generate.llm import LLM
@@ -142,8 +141,7 @@ def main() -> None:
     print(f"{100 * slower:.1f}% slower with adapters (bar {100 * BAR:g}%): {met}")
     if options.out:
         record = {
-            "date": datetime.date.today().isoformat(),
-            "machine": f"{os.uname().machine}, {os.cpu_count()} cores, shared",
+            **facts(),
             "device": str(plain.device),
             "model": options.model,
             "requests": options.requests,

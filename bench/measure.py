@@ -112,12 +112,18 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(math.log(v) for v in values) / len(values)) if values else math.nan
 
 
+def measured_at() -> str:
+    """The time of a measurement, in UTC; its first ten characters are the day."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 def facts(**more: Any) -> dict[str, Any]:
     """Date, machine, versions and commit, for the head of a result file."""
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": measured_at(),
         "machine": {
             "cpu": _cpu_name(),
+            "gpu": _gpu_name(),
             "cores": len(os.sched_getaffinity(0)),
             "system": f"{platform.system()} {platform.machine()}",
         },
@@ -176,3 +182,11 @@ def _cpu_name() -> str:
         return platform.processor()
     names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
     return names[0] if names else platform.processor()
+
+
+def _gpu_name() -> str:
+    """The first NVIDIA GPU's name; empty where there is none."""
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        if found := re.search(r"Model:\s*(.+)", path.read_text()):
+            return found[1].strip()
+    return ""

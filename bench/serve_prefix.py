@@ -10,7 +10,6 @@ counts, of both sides: the machine may have others on it.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import facts
 from verdict import end, verdict
 
 from tilegrad.generate.llm import LLM
@@ -80,8 +80,7 @@ def main() -> None:
     print(f"first token: {cold:.2f} s and {warm:.2f} s, {cold / warm:.1f}x (bar {BAR:g}x): {met}")
     if options.out:
         record = {
-            "date": datetime.date.today().isoformat(),
-            "commit": os.environ.get("TILEGRAD_COMMIT", ""),
+            **facts(),
             "model": options.model,
             "prefix": options.prefix,
             "own": options.own,

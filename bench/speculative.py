@@ -13,12 +13,13 @@ The answers must be the same.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from measure import facts
 
 from tilegrad.generate.llm import LLM
 
@@ -94,8 +95,7 @@ def main() -> int:
     print(f"bar {BAR}x: {'met' if met else 'NOT met'}")
     if given.out:
         record = {
-            "date": datetime.date.today().isoformat(),
-            "commit": os.environ.get("TILEGRAD_COMMIT", ""),
+            **facts(),
             "model": "smollm2",
             "guesses": given.guesses,
             "tokens": given.tokens,

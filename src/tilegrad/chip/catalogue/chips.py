@@ -16,7 +16,7 @@ TPU = ("jax-ml/scaling-book", "2026-11")
 CLOUD_TPU = ("docs.cloud.google.com/tpu", "2026-11")
 NEURON = ("awsdocs-neuron, Trainium2 architecture", "2026-11")
 BLACKWELL = ("glennklockwood.com, HGX B200 at 1000 W", "2026-11")
-OWN = ("bench/results/llm-2026-11-16.json", "2026-11-16")
+OWN = ("bench/llm_decode.py, its ceilings", "2026-11-16")
 RENT = ("cloud price pages, weak", "2026-11")
 PEAKS = ("bf16", "fp8", "int8", "fp4")
 
