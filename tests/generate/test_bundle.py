@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import write_file
+import tiny_model
 from toy_device import ToyDevice
 
 from tilegrad.compiler import compile as compiling
@@ -32,7 +32,10 @@ def no_bundles() -> Any:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_file(tmp_path_factory.mktemp("model") / "tiny.gguf")
+    """Of one layer: steps of more have the same programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_model, "LAYERS", 1)
+        return tiny_model.write_file(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
 def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Whole steps of an 8B decoder for machines that are not here: traced, scheduled, assembled.
 
 Weights are shapes alone: Parameters are lazy, and what is traced and never run allocates nothing.
+Most models here have 6 of the 32 layers: from four on, another one has no program of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tilegrad.tensor.tensor import values
 
 LLAMA = {
     "model_type": "llama",
-    "num_hidden_layers": 32,
+    "num_hidden_layers": 6,
     "vocab_size": 128256,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -118,10 +119,12 @@ def assembles(bodies: list[Any], target: Target) -> None:
             assert report.spill_stores == report.spill_loads == report.stack_bytes == 0
 
 
-@pytest.mark.parametrize("batch, most", [(1, 166), (8, 166), (32, 199), (128, 199)])
-def test_decode_on_an_h200(batch: int, most: int) -> None:
-    bodies = launched(traced(batch, H200), H200)
-    assert len(bodies) <= most
+@pytest.mark.parametrize(
+    "batch, layers, each", [(1, 6, 5), (8, 32, 5), (32, 6, 6), (128, 6, 6)], ids=str
+)
+def test_decode_on_an_h200(batch: int, layers: int, each: int) -> None:
+    bodies = launched(traced(batch, H200, num_hidden_layers=layers), H200)
+    assert len(bodies) <= each * (layers + 1) + 1
     assert not [b.name for b in bodies if b.name.startswith("paged_append")] or batch > 8
     assembles(bodies, H200)
 
@@ -175,7 +178,7 @@ def test_few_tokens_of_prompts_are_one_tile(now: int, first: int, last: int, row
 @pytest.mark.parametrize("batch", [1, 128])
 def test_decode_on_an_a100(batch: int) -> None:
     bodies = launched(traced(batch, A100), A100)
-    assert len(bodies) <= 359  # one of them the list of work
+    assert len(bodies) <= 11 * 6 + 7  # one of them the list of work
     assembles(bodies, A100)
 
 
@@ -191,7 +194,7 @@ def test_drawing_tokens(target: Target) -> None:
 def test_a_foreign_cpu(target: Target, tokens: int) -> None:
     target = target.with_cores(8)
     bodies = launched(traced(1 if not tokens else 4, target, tokens), target)
-    assert sum(b.name.startswith("paged_append") for b in bodies) == 32
+    assert sum(b.name.startswith("paged_append") for b in bodies) == 6
     for body in distinct(bodies):
         text, _ = emit_llvm(body, "entry", target)
         assert "define" in text
@@ -199,5 +202,5 @@ def test_a_foreign_cpu(target: Target, tokens: int) -> None:
 
 def test_nothing_was_allocated() -> None:
     weights = [t for name, t in model().state_dict().items() if name.endswith("weight")]
-    assert len(weights) > 200
+    assert len(weights) > 40
     assert not any(t.node in values for t in weights if t.ndim == 2)

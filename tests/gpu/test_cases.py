@@ -118,7 +118,7 @@ def test_cache_checks_pass(name: str) -> None:
         assert run.worst(*step) <= cache_checks.ALLOWED
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8, also=("before and behind-True",))
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("name", packed_checks.CASES)
 def test_packed_checks_pass(name: str, causal: bool) -> None:

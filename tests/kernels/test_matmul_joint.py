@@ -186,18 +186,20 @@ def judge(body: Body, x: Operands, expected: list[np.ndarray]) -> str:
     return "nobody"
 
 
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow, id="all"), 3])
 @pytest.mark.parametrize("name", BROKEN)
-def test_every_mutant_is_caught(name: str) -> None:
+def test_every_mutant_is_caught(name: str, step: int) -> None:
     """Each barrier op, fence, wait and commit dropped or changed; the rest does no harm."""
     x, plan, harmless = BROKEN[name]
     body = kernel(x, plan)
     expected, _ = numbers(x)
     interpret.run(body, expected)
     by, missed = Counter[str](), set()
-    for label, broken in mutants.mutants(body):
+    tried = list(mutants.mutants(body))[::step]
+    for label, broken in tried:
         found = judge(broken, x, expected)
         by[found] += 1
         if found == "nobody":
             missed.add(label)
     print(f"{name}: {sum(by.values())} mutants, caught by {dict(by)}")
-    assert missed == set(harmless)
+    assert len(tried) > 10 and missed == set(harmless) & {label for label, _ in tried}

@@ -156,12 +156,13 @@ def test_quantised_weights_of_every_kind_of_block(traits: dict[str, Any]) -> Non
     assert np.abs(got - logits(config, file)[1]).max() < 3e-3 * np.abs(got).max()
 
 
-def greedy(model: Decoder, count: int) -> list[int]:
-    """The likeliest tokens after a prompt."""
-    found = [5, 17, 3, 42, 8]
-    for _ in range(count):
-        found.append(int(model(tg.tensor([found])).numpy()[0, -1].argmax()))
-    return found
+def greedy(model: Decoder, count: int) -> list[list[int]]:
+    """The likeliest tokens after two prompts; all in one window, of the size of `logits`."""
+    known = np.zeros((2, 9), np.int64)
+    known[:, :5] = [5, 17, 3, 42, 8], [61, 2, 90, 33, 7]
+    for end in range(5, 5 + count):
+        known[:, end] = model(tg.tensor(known)).numpy()[:, end - 1].argmax(-1)
+    return known[:, : 5 + count].tolist()
 
 
 EXPERTS = {"family": "qwen3moe", "experts": 6, "experts_used": 2, "layers": 2}

@@ -124,7 +124,7 @@ def test_embedding() -> None:
     close(ours.weight.grad, theirs.weight.grad)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize(
     "sizes",

@@ -181,16 +181,17 @@ def test_many_threads():
     assert memory_in_use() == before
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_cycles_collected_inside_the_pool_do_not_deadlock():
     gc.collect()
-    before = memory_in_use()
+    before, thresholds = memory_in_use(), gc.get_threshold()
     gc.set_threshold(1)
     try:
         for _ in range(300):
             cycle = [Buffer.allocate(100)]
             cycle.append(cycle)
     finally:
-        gc.set_threshold(700, 10, 10)
+        gc.set_threshold(*thresholds)
     del cycle
     gc.collect()
     assert memory_in_use() <= before  # less where what others left was collected too

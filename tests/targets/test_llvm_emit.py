@@ -226,7 +226,7 @@ CASES = [
 MOST = (*FLOATS, dtypes.int8, dtypes.int32, dtypes.uint64, dtypes.bool_)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name,dtype", sampled(CASES, lambda case: case[1] in MOST), ids=str)
 def test_elementwise(name: str, dtype: DType) -> None:
     """Every elementwise op on every dtype, in one lane, odd lanes and full ones."""
@@ -242,7 +242,7 @@ def test_elementwise(name: str, dtype: DType) -> None:
 EVERY = [*FLOATS, *NARROW, *INTEGERS, dtypes.bool_]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", EVERY, ids=str)
 def test_cast(source: DType) -> None:
     """Every conversion between dtypes."""

@@ -26,7 +26,7 @@ def test_every_function_has_a_row() -> None:
     assert not missing, f"add rows to tests/tensor/accuracy_table.py: {sorted(missing)}"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_functions(dtype: str, part: int) -> None:
