@@ -43,7 +43,7 @@ from verdict import end, verdict
 import tilegrad as tg
 from tilegrad import nn
 from tilegrad.core.config import config as settings
-from tilegrad.core.dtype import float32
+from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.format import format_of
 from tilegrad.exchange.compressed_write import write_safetensors
 from tilegrad.exchange.fetch import open_model
@@ -81,12 +81,12 @@ class Sizes:
 
     window: int = 512  # tokens of a training step
     warm: int = 5  # steps until the rate is at its peak
-    rate: float = 1e-4
+    rate: float = 2e-4
     noise: float = 0.1  # steps of Q4_1 that weights are moved by at random, every few steps
     most: int = 200  # steps at the peak, at most
     settle: int = 60  # steps in which the rate falls to nothing, without noise
     later: int = 40  # steps of QAT, and of training without it
-    later_rate: float = 1e-4
+    later_rate: float = 2e-4
     length: int = 256  # of rows that recipes look at and are judged by
     samples: int = 32
     judged: int = 64
@@ -99,6 +99,13 @@ class Sizes:
 def loss(model: Any, tokens: Any, following: Any) -> Any:
     """Cross-entropy of the next tokens."""
     logits = model(tokens)
+    return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), following.reshape(-1))
+
+
+def narrow_loss(model: Any, tokens: Any, following: Any) -> Any:
+    """The same, computed in bfloat16: derivatives and weights stay in float32."""
+    narrow = {n: p.to(bfloat16) for n, p in model.named_parameters(remove_duplicate=False)}
+    logits = nn.functional_call(model, narrow, tokens).to(float32)
     return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), following.reshape(-1))
 
 
@@ -193,7 +200,7 @@ def fine_tune(model: Decoder, tokens: Array, sizes: Sizes, say: Any) -> dict[str
     going = itertools.takewhile(
         lambda _: left(len(found["losses"])) > 0, windows(tokens, sizes.window, 0)
     )
-    train(model, optimizer, going, loss, clip=1.0, on_step=after)
+    train(model, optimizer, going, narrow_loss, clip=1.0, on_step=after)
     found["moved"] = movement.now()
     found["seconds"] = round(time.perf_counter() - begun, 1)
     return found
