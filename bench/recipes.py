@@ -31,7 +31,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ from tilegrad.train.optimizer import AdamW
 Array = np.ndarray[Any, Any]
 BLOCK, WANTED = 32, 0.5  # of Q4_1, and how many of its steps weights have to move
 BEYOND = 1.05  # times that, as weights may go back a little while the rate falls
-EVERY = 4  # steps from noise to noise
+EVERY = 2  # steps from noise to noise
 
 PLAIN = {3: "int3", 4: "int4", 8: "plain-int8"}  # what shares are shares of
 SHARES = {"gptq-int4": 0.5, "awq-int4": 0.75, "int8": 0.75}  # at most
@@ -84,12 +84,12 @@ class Sizes:
     rate: float = 2e-4
     noise: float = 0.1  # steps of Q4_1 that weights are moved by at random, every few steps
     most: int = 200  # steps at the peak, at most
-    settle: int = 60  # steps in which the rate falls to nothing, without noise
+    settle: int = 40  # steps in which the rate falls to nothing, without noise
     later: int = 40  # steps of QAT, and of training without it
     later_rate: float = 2e-4
     length: int = 256  # of rows that recipes look at and are judged by
-    samples: int = 32
-    judged: int = 64
+    samples: int = 16
+    judged: int = 48
     group: int = 64
 
 
@@ -102,11 +102,28 @@ def loss(model: Any, tokens: Any, following: Any) -> Any:
     return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), following.reshape(-1))
 
 
-def narrow_loss(model: Any, tokens: Any, following: Any) -> Any:
-    """The same, computed in bfloat16: derivatives and weights stay in float32."""
-    narrow = {n: p.to(bfloat16) for n, p in model.named_parameters(remove_duplicate=False)}
-    logits = nn.functional_call(model, narrow, tokens).to(float32)
-    return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), following.reshape(-1))
+def narrow(model: Any, tokens: Any) -> Any:
+    """Logits computed in bfloat16, of weights that stay in float32."""
+    given = {n: p.to(bfloat16) for n, p in model.named_parameters(remove_duplicate=False)}
+    return nn.functional_call(model, given, tokens).to(float32)
+
+
+def loss_and_before(model: Any, tokens: Any, following: Any, before: Any) -> Any:
+    """Cross-entropy with the next tokens, and with the chances that a model gave before (logits):
+    the mean of both."""
+    logits = narrow(model, tokens).reshape(-1, before.shape[-1])
+    chances = nn.functional.softmax(before.reshape(-1, before.shape[-1]), -1)
+    both = [nn.functional.cross_entropy(logits, to) for to in (following.reshape(-1), chances)]
+    return (both[0] + both[1]) / 2
+
+
+def with_chances(batches: Iterable[Any], before: Decoder) -> Iterator[tuple[Any, ...]]:
+    """Windows with the logits that a model gives for them."""
+    logits = tg.jit(narrow)
+    for tokens, following in batches:
+        with tg.no_grad():
+            found = logits(before, tokens)
+        yield tokens, following, found
 
 
 def windows(tokens: Array, length: int, seed: int) -> Iterator[tuple[Any, Any]]:
@@ -171,7 +188,9 @@ def moved_at_random(weights: list[Any], steps: list[Any], share: Any) -> None:
         weight.assign(weight + noise.reshape(weight.shape))
 
 
-def fine_tune(model: Decoder, tokens: Array, sizes: Sizes, say: Any) -> dict[str, Any]:
+def fine_tune(
+    model: Decoder, before: Decoder, tokens: Array, sizes: Sizes, say: Any
+) -> dict[str, Any]:
     """Train until weights have moved by half a step; what was done."""
     tg.manual_seed(3)
     movement = Movement(model)
@@ -197,10 +216,9 @@ def fine_tune(model: Decoder, tokens: Array, sizes: Sizes, say: Any) -> dict[str
         say(f"training: step {step}, loss {value:.3f}, moved {found['moved']:.3f}")
 
     begun = time.perf_counter()
-    going = itertools.takewhile(
-        lambda _: left(len(found["losses"])) > 0, windows(tokens, sizes.window, 0)
-    )
-    train(model, optimizer, going, narrow_loss, clip=1.0, on_step=after)
+    batches = with_chances(windows(tokens, sizes.window, 0), before)
+    going = itertools.takewhile(lambda _: left(len(found["losses"])) > 0, batches)
+    train(model, optimizer, going, loss_and_before, clip=1.0, on_step=after)
     found["moved"] = movement.now()
     found["seconds"] = round(time.perf_counter() - begun, 1)
     return found
@@ -253,9 +271,10 @@ class Source:
         """Train what recipes round, unless that was done."""
         record = self.work / "tuned.json"
         if not record.exists():
-            made = self.new()
-            self.start(made)
-            found = fine_tune(made, self.text, self.sizes, say)
+            made, before = self.new(), self.new().requires_grad_(False).eval()
+            for model in (made, before):
+                self.start(model)
+            found = fine_tune(made, before, self.text, self.sizes, say)
             write_safetensors(self.path("tuned"), weights_of(made))
             record.write_text(json.dumps(found))
         return dict(json.loads(record.read_text()))
