@@ -9,13 +9,14 @@ SmolLM2 comes in Q4_1, so its weights lie on a grid of 4 bits and prove nothing.
 and trained by our own loop on the first half of the Shakespeare that training ships, until they
 have moved by half a step of Q4_1 (root mean square); then the rate falls to nothing. That half has
 60,000 tokens: gradients that move weights so far teach the model to know them by heart (loss 0.06
-there, 7.0 on the last quarter). So most of the way is noise: every few steps a little is added to
-each matrix, in units of its steps, and training to foretell the text makes up for it. The noise
-that matters is undone, the rest stays: weights are elsewhere, and the model is as good as it was
+there, 7.0 on the last quarter). So most of the way is noise: every second step adds a little to
+each matrix, in units of its steps, and training makes up for it. It learns the next tokens and, as
+much, the chances that the model gave before, so that it forgets nothing else. What noise did to
+results is undone, the rest stays: weights are elsewhere, and the model is about as good as it was
 ("as it came" in the table). Recipes look at rows of the third quarter, by which the sizes of this
 training were chosen too, and are judged on rows of the last. What was trained and measured is
 kept in a folder (--work), in a part of its own for each model and its sizes, so that a run that was
-stopped goes on.
+stopped goes on. On a busy CPU, OPENBLAS_NUM_THREADS=1 makes GPTQ much faster.
 
 A row's share is its loss of log perplexity over that of plain rounding to as many bits. The
 divergence from the chances that the unrounded model gives says the same with less noise.
