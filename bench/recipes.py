@@ -8,15 +8,15 @@
 SmolLM2 comes in Q4_1, so its weights lie on a grid of 4 bits and prove nothing. They are unpacked
 and trained by our own loop on the first half of the Shakespeare that training ships, until they
 have moved by half a step of Q4_1 (root mean square); then the rate falls to nothing. That half has
-60,000 tokens: trained to foretell them, the model knows them by heart when its weights have moved
-so far (loss 0.06 there, 7.0 on the last quarter; rounding then makes it better). So it is trained
-to give the chances that it gave before: first to windows in which it sees another eighth of the
-tokens spoiled than it saw then, which moves its weights, and while the rate falls to the very
-windows that it saw, which brings back what it knew. Recipes look at rows of the third quarter and
-are judged on rows of the last. What was trained and measured is
+60,000 tokens: gradients that move weights so far teach the model to know them by heart (loss 0.06
+there, 7.0 on the last quarter). So most of the way is noise: every second step adds a little to
+each matrix, in units of its steps, and training makes up for it. It learns the next tokens and, as
+much, the chances that the model gave before, so that it forgets nothing else. What noise did to
+results is undone, the rest stays: weights are elsewhere, and the model is about as good as it was
+("as it came" in the table). Recipes look at rows of the third quarter, by which the sizes of this
+training were chosen too, and are judged on rows of the last. What was trained and measured is
 kept in a folder (--work), in a part of its own for each model and its sizes, so that a run that was
-stopped goes on. Short windows make gradients that are mostly noise: at 64 tokens and a rate of
-2.5e-3 the loss rises from 3.8 to 7, so a step takes as many tokens as there is time for.
+stopped goes on. On a busy CPU, OPENBLAS_NUM_THREADS=1 makes GPTQ much faster.
 
 A row's share is its loss of log perplexity over that of plain rounding to as many bits. The
 divergence from the chances that the unrounded model gives says the same with less noise.
@@ -32,7 +32,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from verdict import end, verdict
 import tilegrad as tg
 from tilegrad import nn
 from tilegrad.core.config import config as settings
-from tilegrad.core.dtype import float32
+from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.format import format_of
 from tilegrad.exchange.compressed_write import write_safetensors
 from tilegrad.exchange.fetch import open_model
@@ -64,7 +64,7 @@ from tilegrad.train.optimizer import AdamW
 Array = np.ndarray[Any, Any]
 BLOCK, WANTED = 32, 0.5  # of Q4_1, and how many of its steps weights have to move
 BEYOND = 1.05  # times that, as weights may go back a little while the rate falls
-
+EVERY = 2  # steps from noise to noise
 
 PLAIN = {3: "int3", 4: "int4", 8: "plain-int8"}  # what shares are shares of
 SHARES = {"gptq-int4": 0.5, "awq-int4": 0.75, "int8": 0.75}  # at most
@@ -72,6 +72,7 @@ FP8_RATIO = 1.04  # of perplexity, at most
 WORDS = ("int4", "gptq-int4", "awq-int4", "fp8", "plain-int8", "int8", "searched-int4")
 WORDS += ("int3", "gptq-int3", "awq-gptq-int4", "2:4", "magnitude-2:4")
 FORMATS = ("Q8_0", "Q4_K", "Q4_0", "MXFP4", "E2M1_G16_E4M3_TOTAL", "NF4_G64_F32")
+CAME = "as it came"
 LONGER, TRAINED = "trained on, then gptq-int3", "trained on in int3 (QAT)"
 
 
@@ -81,14 +82,15 @@ class Sizes:
 
     window: int = 512  # tokens of a training step
     warm: int = 5  # steps until the rate is at its peak
-    rate: float = 1.5e-3
-    most: int = 400  # steps at the peak
-    settle: int = 40  # steps in which the rate falls to nothing
+    rate: float = 2e-4
+    noise: float = 0.1  # steps of Q4_1 that weights are moved by at random, every few steps
+    most: int = 200  # steps at the peak, at most
+    settle: int = 40  # steps in which the rate falls to nothing, without noise
     later: int = 40  # steps of QAT, and of training without it
-    later_rate: float = 5e-4
+    later_rate: float = 2e-4
     length: int = 256  # of rows that recipes look at and are judged by
     samples: int = 16
-    judged: int = 24
+    judged: int = 48
     group: int = 64
 
 
@@ -101,31 +103,28 @@ def loss(model: Any, tokens: Any, following: Any) -> Any:
     return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), following.reshape(-1))
 
 
-def kept_chances(model: Any, tokens: Any, before: Any) -> Any:
-    """Cross-entropy of a model's chances with those before (logits)."""
-    logits = model(tokens)
-    width = logits.shape[-1]
-    chances = nn.functional.softmax(before.reshape(-1, width), -1)
-    return nn.functional.cross_entropy(logits.reshape(-1, width), chances)
+def narrow(model: Any, tokens: Any) -> Any:
+    """Logits computed in bfloat16, of weights that stay in float32."""
+    given = {n: p.to(bfloat16) for n, p in model.named_parameters(remove_duplicate=False)}
+    return nn.functional_call(model, given, tokens).to(float32)
 
 
-def spoiled(
-    tokens: Array, length: int, before: Decoder, apart: Callable[[], bool]
-) -> Iterator[tuple[Any, Any]]:
-    """Windows of a text with an eighth of their tokens random, each with the logits that a model
-    gives for it or, while `apart`, where another eighth is random."""
-    random = np.random.default_rng(2)
-    logits = tg.jit(lambda model, tokens: model(tokens))
+def loss_and_before(model: Any, tokens: Any, following: Any, before: Any) -> Any:
+    """Cross-entropy with the next tokens, and with the chances that a model gave before (logits):
+    the mean of both."""
+    logits = narrow(model, tokens).reshape(-1, before.shape[-1])
+    chances = nn.functional.softmax(before.reshape(-1, before.shape[-1]), -1)
+    both = [nn.functional.cross_entropy(logits, to) for to in (following.reshape(-1), chances)]
+    return (both[0] + both[1]) / 2
 
-    def with_noise(values: Array) -> Any:
-        drawn = random.random(values.shape) < 1 / 8
-        return tg.tensor(np.where(drawn, random.choice(tokens, values.shape), values))
 
-    for part, _ in windows(tokens, length, 0):
-        given = with_noise(part.numpy())
+def with_chances(batches: Iterable[Any], before: Decoder) -> Iterator[tuple[Any, ...]]:
+    """Windows with the logits that a model gives for them."""
+    logits = tg.jit(narrow)
+    for tokens, following in batches:
         with tg.no_grad():
-            found = logits(before, with_noise(part.numpy()) if apart() else given)
-        yield given, found
+            found = logits(before, tokens)
+        yield tokens, following, found
 
 
 def windows(tokens: Array, length: int, seed: int) -> Iterator[tuple[Any, Any]]:
@@ -167,6 +166,11 @@ class Movement:
         with tg.no_grad():
             return math.sqrt(float(squares(self.weights, self.before, self.steps)) / self.count)
 
+    def add_noise(self, share: float) -> None:
+        """Move every weight at random, by that share of a step (root mean square)."""
+        with tg.no_grad():
+            moved_at_random(self.weights, self.steps, tg.tensor(np.float32(share)))
+
 
 @tg.jit
 def squares(weights: list[Any], before: list[Any], steps: list[Any]) -> Any:
@@ -177,15 +181,24 @@ def squares(weights: list[Any], before: list[Any], steps: list[Any]) -> Any:
     return total
 
 
+@tg.jit
+def moved_at_random(weights: list[Any], steps: list[Any], share: Any) -> None:
+    """Add Gaussian noise in units of steps to weights."""
+    for weight, step in zip(weights, steps):
+        noise = tg.randn(*step.shape[:2], BLOCK, device=weight.device) * (step * share)
+        weight.assign(weight + noise.reshape(weight.shape))
+
+
 def fine_tune(
     model: Decoder, before: Decoder, tokens: Array, sizes: Sizes, say: Any
 ) -> dict[str, Any]:
     """Train until weights have moved by half a step; what was done."""
+    tg.manual_seed(3)
     movement = Movement(model)
     optimizer = AdamW(
         trained(model), lr=sizes.rate / sizes.warm, betas=(0.9, 0.95), weight_decay=0.0
     )
-    found: dict[str, Any] = {"losses": [], "moved": 0.0, "at_peak": sizes.most}
+    found: dict[str, Any] = {"losses": [], "moved": 0.0, "noises": 0, "at_peak": sizes.most}
 
     def left(step: int) -> float:
         """The share of the rate that is left."""
@@ -194,17 +207,19 @@ def fine_tune(
     def after(number: int, value: float, history: Any) -> None:
         found["losses"].append(round(value, 4))
         step = number + 1
-        if step % 4 == 0 and step < found["at_peak"]:
+        if step % EVERY == 0 and step < found["at_peak"]:
+            movement.add_noise(sizes.noise)
+            found["noises"] += 1
             found["moved"] = movement.now()
             if found["moved"] >= BEYOND * WANTED:
                 found["at_peak"] = step
-        optimizer.lr = sizes.rate * min((step + 1) / sizes.warm, left(step))
+        optimizer.lr = sizes.rate * min(1.0, (step + 1) / sizes.warm, left(step))
         say(f"training: step {step}, loss {value:.3f}, moved {found['moved']:.3f}")
 
     begun = time.perf_counter()
-    batches = spoiled(tokens, sizes.window, before, lambda: len(found["losses"]) < found["at_peak"])
+    batches = with_chances(windows(tokens, sizes.window, 0), before)
     going = itertools.takewhile(lambda _: left(len(found["losses"])) > 0, batches)
-    train(model, optimizer, going, kept_chances, clip=1.0, on_step=after)
+    train(model, optimizer, going, loss_and_before, clip=1.0, on_step=after)
     found["moved"] = movement.now()
     found["seconds"] = round(time.perf_counter() - begun, 1)
     return found
@@ -275,33 +290,29 @@ def _rows(tokens: Array, length: int, count: int) -> list[Array]:
 # ---- judging ------------------------------------------------------------------------------------
 
 
-def chances(model: Decoder, tokens: Array) -> Array:
+@tg.jit
+def log_chances(model: Decoder, tokens: Any) -> Any:
     """Log of the chances (tokens - 1, V) of what follows each token of a row."""
-    with tg.no_grad():
-        logits = model(tg.tensor(tokens)).to(float32).numpy()[0, :-1]
-    top = logits.max(-1, keepdims=True)
-    return np.asarray(logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True)))
+    return nn.functional.log_softmax(model(tokens).to(float32)[0, :-1], -1)
 
 
-def judge(model: Decoder, source: Source, exact: list[Array] | None) -> dict[str, Any]:
-    """Perplexity on the judged rows, and the divergence from the unrounded model's chances."""
+def judge(model: Decoder, source: Source, first: bool = False) -> dict[str, Any]:
+    """Perplexity on the judged rows, and the divergence from the unrounded model's chances; the
+    first model that is judged is that one."""
     total, away, count = 0.0, 0.0, 0
-    found = []
     for at, tokens in enumerate(source.judged):
-        logs = chances(model, tokens)
+        kept = source.work / f"chances-{at}.npy"
+        with tg.no_grad():
+            logs = log_chances(model, tg.tensor(tokens)).numpy()
         total -= float(np.take_along_axis(logs, tokens[0, 1:, None], -1).sum(dtype=np.float64))
         count += len(logs)
-        if exact is None:
-            found.append(logs)
+        if first:
+            np.save(kept, logs)
         else:
-            wide = np.exp(exact[at]) * (exact[at] - logs)
-            away += float(wide.sum(dtype=np.float64))
+            exact = np.load(kept)
+            away += float((np.exp(exact) * (exact - logs)).sum(dtype=np.float64))
     row: dict[str, Any] = {"log_perplexity": total / count, "tokens": count}
-    if exact is None:
-        np.save(source.work / "chances.npy", np.stack(found))
-    else:
-        row["divergence"] = away / count
-    return row
+    return row if first else {**row, "divergence": away / count}
 
 
 def with_values(model: Decoder, number: int, layers: list[Rounding]) -> int:
@@ -377,9 +388,17 @@ def trained_longer(source: Source, say: Any) -> Any:
 # ---- running ------------------------------------------------------------------------------------
 
 
+def as_it_came(source: Source) -> Any:
+    """The model before it was trained."""
+    model = source.new().requires_grad_(False).eval()
+    source.start(model)
+    return model, 32.0
+
+
 def rows_of(source: Source, say: Any) -> dict[str, Callable[[], Any]]:
     """What makes each row's model and says its bits."""
     found: dict[str, Callable[[], Any]] = {"none": lambda: (source.model(), 32.0)}
+    found[CAME] = lambda: as_it_came(source)
     found |= {w: functools.partial(by_recipe, source, w, say=say) for w in WORDS}
     found |= {
         LONGER: lambda: trained_longer(source, say),
@@ -399,9 +418,8 @@ def measured(source: Source, only: str, say: Any) -> dict[str, dict[str, Any]]:
         if name in found or (name != "none" and not asked):
             continue
         begun = time.perf_counter()
-        exact = None if name == "none" else list(np.load(source.work / "chances.npy"))
         model, bits = make()
-        found[name] = {**judge(model, source, exact), "bits": round(bits, 3)}
+        found[name] = {**judge(model, source, name == "none"), "bits": round(bits, 3)}
         found[name]["seconds"] = round(time.perf_counter() - begun, 1)
         path.write_text(json.dumps(found, indent=1))
         say(f"{name}: {found[name]}")

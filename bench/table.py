@@ -221,7 +221,8 @@ def recipes_table(result: Result) -> list[str]:
     lines = [
         f"{record['model']}, unpacked and trained by our own loop until its weights had moved by "
         f"{tuned['moved']:.2f} steps of Q4_1 ({len(tuned['losses'])} steps of {sizes['window']} "
-        f"tokens); {sizes['samples']} rows of {sizes['length']} tokens looked at, "
+        f"tokens, noise of {sizes['noise']} steps of Q4_1 added {tuned['noises']} times); "
+        f"{sizes['samples']} rows of {sizes['length']} tokens looked at, "
         f"{sizes['judged']} others judged; groups of {sizes['group']} columns "
         f"(`bench/recipes.py`, {result.where()}). A share is that "
         "of the loss of plain rounding to as many bits: of log perplexity, and of the divergence "

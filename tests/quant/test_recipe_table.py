@@ -19,12 +19,13 @@ def quiet(*_: Any) -> None:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: Any) -> bench.Source:
-    return bench.tiny(tmp_path_factory.mktemp("recipes"), most=4)
+    return bench.tiny(tmp_path_factory.mktemp("recipes"), most=8)
 
 
 def test_the_source_moves_off_its_grid(source: bench.Source) -> None:
     tuned = source.tune(quiet)
-    assert tuned["moved"] > 0.02 and len(tuned["losses"]) == 4 + source.sizes.settle
+    assert tuned["noises"] == 3 and len(tuned["losses"]) == 8 + source.sizes.settle
+    assert abs(tuned["moved"] / source.sizes.noise - 3**0.5) < 0.1
     before = source.new()
     source.start(before)
     movement = bench.Movement(before)
@@ -36,9 +37,22 @@ def test_the_source_moves_off_its_grid(source: bench.Source) -> None:
     assert source.tune(quiet) == tuned  # from the folder
 
 
+def test_noise_is_in_units_of_steps(source: bench.Source) -> None:
+    model = source.new()
+    source.start(model)
+    movement = bench.Movement(model)
+    first = movement.weights[0].numpy()
+    for count in (1, 2):  # it adds up as independent noise does
+        movement.add_noise(0.3)
+        assert abs(movement.now() - 0.3 * count**0.5) < 0.01
+    away = (movement.weights[0].numpy() - first).reshape(len(first), -1, bench.BLOCK)
+    each = np.sqrt(((away / movement.steps[0].numpy()) ** 2).mean())
+    assert abs(each - 0.3 * 2**0.5) < 0.05
+
+
 def test_rows_are_judged_and_kept(source: bench.Source, monkeypatch: Any) -> None:
     source.tune(quiet)
-    assert set(bench.measured(source, "int4", quiet)) == {"none", "int4"}  # a row by its name
+    assert set(bench.measured(source, "int4", quiet)) == {"none", "int4"}  # by its name
     rows = bench.verdicts({**bench.measured(source, "-int4", quiet)})
     assert {"none", "int4", "gptq-int4", "awq-int4"} <= set(rows) and "fp8" not in rows
     assert all(0 < row["divergence"] < 0.1 for name, row in rows.items() if name != "none")

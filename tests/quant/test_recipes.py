@@ -50,6 +50,14 @@ def test_gptq_costs_less_than_half_of_plain_rounding(bits: int) -> None:
     np.testing.assert_array_equal(found.format.to_float32(found.raw()), found.values())
 
 
+@pytest.mark.parametrize("size", [1, 33, 63, 64, 200, 577])
+def test_the_factor_of_an_inverse_by_halves(size: int) -> None:
+    x = np.random.default_rng(size).standard_normal((2 * size, size))
+    whole = x.T @ x + np.eye(size)
+    found = recipes._inverse(np.linalg.cholesky(whole[::-1, ::-1])[::-1, ::-1])
+    np.testing.assert_allclose(found, np.linalg.cholesky(np.linalg.inv(whole)).T, atol=1e-10)
+
+
 def test_gptq_with_channels_that_are_never_seen() -> None:
     weight, x = layer()
     x[:, :10] = 0

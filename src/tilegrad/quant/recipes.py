@@ -146,7 +146,7 @@ def gptq(weight: Array, products: Array, bits: int, group: int, damped: float = 
     order = np.argsort(-diagonal, kind="stable")
     wide, matrix = wide[:, order], matrix[np.ix_(order, order)]
     matrix[np.diag_indices_from(matrix)] += damped * diagonal.mean() + 1e-12
-    upper = np.linalg.cholesky(np.linalg.inv(matrix)).T.astype(np.float32)
+    upper = _inverse(np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1]).astype(np.float32)
     wide = wide.astype(np.float32)
     codes, before = np.empty(weight.shape, np.uint8), np.empty(weight.shape, np.float32)
     rows, columns = weight.shape
@@ -164,6 +164,19 @@ def gptq(weight: Array, products: Array, bits: int, group: int, damped: float = 
             part[:, at:] -= errors[:, at : at + 1] * row
         wide[:, end:] -= errors @ upper[first:end, end:]
     return Coded(codes, start.scale, start.zero, bits, before)
+
+
+def _inverse(upper: Array) -> Array:
+    """Of an upper triangular matrix, by halves. Where `upper @ upper.T` is a matrix, its result is
+    the Cholesky factor of the inverse of that."""
+    half = len(upper) // 2
+    if half < 32:
+        return np.asarray(np.linalg.inv(upper))
+    first, last = _inverse(upper[:half, :half]), _inverse(upper[half:, half:])
+    found = np.zeros_like(upper)
+    found[:half, :half], found[half:, half:] = first, last
+    found[:half, half:] = -(first @ upper[:half, half:]) @ last
+    return found
 
 
 def loss(change: Array, products: Array) -> float:
