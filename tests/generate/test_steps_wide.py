@@ -39,7 +39,9 @@ def test_both_give_the_same_tokens(many: int, monkeypatch: pytest.MonkeyPatch) -
     assert ranges == ({(1, 7), (8, chunk)} if many else {(1, chunk)})
 
 
-@pytest.mark.parametrize("chunk, many", [pytest.param(7, 0, marks=pytest.mark.slow), (8, 0), (9, 8)])
+@pytest.mark.parametrize(
+    "chunk, many", [pytest.param(7, 0, marks=pytest.mark.slow), (8, 0), (9, 8)]
+)
 def test_chunks_that_are_never_wide_have_one(
     chunk: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -428,7 +428,7 @@ HARMLESS = (
 
 def test_broken_bodies_are_found() -> None:
     """Bodies with one fault in their barriers, copies or groups fail the check."""
-    x = shape(heads=1, key_heads=1, queries=384, keys=384, band=CAUSAL)
+    x = shape(heads=1, key_heads=1, queries=640, keys=640, band=CAUSAL)
     body = attention(x, replace(SMALL, programs=1))
     broken = list(mutants.mutants(body))[::7]
     survive = [label for label, changed in broken if not errors(changed)]

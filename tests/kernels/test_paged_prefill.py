@@ -148,7 +148,7 @@ SIMULATED = ("page 16", "page 256", "wide", "window", "sinks")
 SIMULATED += ("e4m3, wide", "e5m2", "int8", "int8, window, sinks")
 
 
-@pytest.mark.sampled(3, also=("sinks", "e4m3, wide", "int8"))
+@pytest.mark.sampled(5, also=("sinks", "e4m3, wide", "int8"))
 @pytest.mark.parametrize("label", (*SIMULATED, "int8, width 96"))
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""

@@ -45,7 +45,7 @@ def greedy(step: Any, model: Decoder, prompt: Any) -> Any:
     return known
 
 
-@pytest.mark.sampled(4, also=("gemma3", "gpt_oss", "mixtral"))
+@pytest.mark.sampled(6, also=("gemma3", "gpt_oss", "mixtral"))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_parity(name: str) -> None:
     model, ours, step = peer(name), loaded(name), tg.jit(whole)

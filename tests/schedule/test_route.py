@@ -193,12 +193,12 @@ def test_a_layer_simulated(tokens: int) -> None:
 def test_few_rows_stream_their_weights(tokens: int) -> None:
     """A program has four rows of an expert's weights; tokens that pick the same one share them
     (there are 6 for 4 a token)."""
-    few = {"hidden_size": 256, "moe_intermediate_size": 384, "num_experts": 6}
+    few = {"hidden_size": 256, "moe_intermediate_size": 768, "num_experts": 6}
     inputs, outputs, values = lowered(Layers(1, **few), tokens)
     schedule = schedule_for(inputs, outputs, H200)
     launches = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
     programs = {s.body.name.split("_")[0]: s.body.grid[0] for s in launches}
-    assert programs["gated"] / 384 == programs["dot"] / 256 >= min(6, 4 * tokens) / 4
+    assert programs["gated"] / 768 == programs["dot"] / 256 >= min(6, 4 * tokens) / 4
     (expected,) = interpret(outputs, dict(zip(inputs, values)))
     (found,) = run_graph(inputs, outputs, values)
     compare(outputs[0], found, expected, 2.0)

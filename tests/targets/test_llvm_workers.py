@@ -404,7 +404,7 @@ def test_steps_longer_than_a_slice_resume(pool, kernels):
     builder.add_counter(0, 1)
     builder.jump_counter_less(0, 100, to=top)
     begin = time.perf_counter()
-    run(pool, builder, [x], [2_000_000 if pool.workers == 1 else 200_000])  # of each share
+    run(pool, builder, [x], [2_000_000 if pool.threads == 1 else 200_000])  # of each share
     assert time.perf_counter() - begin > 0.05
     assert (x == 100).all()
 
