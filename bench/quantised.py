@@ -19,7 +19,7 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from tilegrad.kernels.quantised.gpu import body_of, plans_for
 from tilegrad.kernels.quantised.gpu_layout import pack, parts
 from tilegrad.kernels.quantised.gpu_packed import expected
 from tilegrad.kernels.quantised.gpu_packed import plans as packed_plans
-from tilegrad.kernels.quantised.shape import Around, QuantisedShape, norm_block
+from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 
 LIMIT = 4.3e12  # bytes/s
 BARS = {1: 85, 4: 85, 8: 80, 16: 70, 32: 60, 64: 45}  # percent of the limit, by tokens
@@ -44,26 +44,14 @@ SHAPES = (
     ("gate+up", 28672, 4096),
     ("down", 4096, 14336),
 )
-# what a decoder computes with each product, but for norms
+# what a decoder computes with each product; a norm only where one token makes it worth while
 AROUND = {
     "q+k+v": Around(splits=(4096, 1024, 1024)),
     "o": Around(residual=True),
     "gate+up": Around(gated="silu"),
     "down": Around(residual=True),
 }
-SHARED_NORMS = range(2, 129)  # tokens
-EPSILON = 1e-5
 DISTINCT = 512
-
-
-def around_of(label: str, shape: QuantisedShape) -> Around:
-    """What is around a product of a decode step."""
-    around = AROUND[label]
-    if shape.tokens not in SHARED_NORMS:
-        return around
-    if around.residual:
-        return replace(around, hands_on=True)
-    return replace(around, norm=EPSILON, summed=True)
 
 
 @dataclass(frozen=True)
@@ -92,8 +80,7 @@ def assembled(case: Case) -> Any:
     from tilegrad.targets.ptx.emit import emit
 
     try:
-        around = around_of(case.label, case.shape)
-        body = body_of(case.shape, case.plan, "quantised", around)
+        body = body_of(case.shape, case.plan, "quantised", AROUND[case.label])
         text, entry = emit(body, "quantised", H200)
         if find_ptxas() is None:
             return text, entry
@@ -159,25 +146,17 @@ class Run:
         function = bench.device.load(cubin).function("quantised")
         self.bench, self.case, self.weights = bench, case, weights
         self.kernel = Prepared(function, entry, {})
-        shape, self.around = case.shape, around_of(case.label, case.shape)
+        shape, self.around = case.shape, AROUND[case.label]
         sizes = self.around.results(shape)
         new = {"device": "cuda", "dtype": torch.bfloat16}
         self.residual = torch.randn(shape.tokens, sizes[0], **new)
         self.x = torch.randn(shape.tokens, shape.columns, **new)
         self.out = [torch.full((shape.tokens, s), float("nan"), **new) for s in sizes]
-        block, wide = norm_block(shape.tokens), {**new, "dtype": torch.float32}
-        self.squares = torch.rand(shape.tokens, shape.columns // block, **wide) * block
-        self.next = torch.randn(sizes[0], **new)
-        self.handed = [torch.full_like(self.out[0], float("nan"))]
-        self.handed.append(torch.full((shape.tokens, sizes[0] // block), float("nan"), **wide))
 
     def launch(self, i: int) -> None:
         """One launch on a set."""
-        around, given = self.around, [self.x]
-        given += [self.squares] if around.summed else []
-        given += self.weights.sets[i % len(self.weights.sets)]
-        given += [self.residual] if around.residual else []
-        given += [self.next, *self.out, *self.handed] if around.hands_on else self.out
+        residual = [self.residual] if self.around.residual else []
+        given = (self.x, *self.weights.sets[i % len(self.weights.sets)], *residual, *self.out)
         self.kernel.point([t.data_ptr() for t in given])
         self.kernel.start(dependent=True)
 
@@ -192,18 +171,10 @@ class Run:
         wanted = self.x.double() @ self.weights.exact.T
         rows = self.case.shape.rows
         wanted = wanted.repeat(1, -(-rows // DISTINCT))[:, :rows]
-        if self.around.summed:
-            mean = self.squares.double().sum(1, keepdim=True) / self.case.shape.columns
-            wanted = wanted / (mean + EPSILON).sqrt()
         if self.around.gated:
             wanted = torch.nn.functional.silu(wanted[:, : rows // 2]) * wanted[:, rows // 2 :]
         wanted = wanted + self.residual.double() if self.around.residual else wanted
         found = torch.cat(self.out, 1).double()
-        if self.around.hands_on:
-            scaled, sums = self.handed
-            blocks = (found**2).reshape(*sums.shape, -1).sum(2)
-            assert torch.allclose(sums.double(), blocks, rtol=1e-4)
-            assert torch.allclose(scaled.double(), found * self.next.double(), rtol=5e-3)
         return float(((found - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
 
     def seconds(self, rounds: int) -> float:
@@ -255,7 +226,7 @@ def main() -> None:
         for name in formats
         for count in tokens
         for label, shape in shapes_of(name, count)
-        for plan in (every if given.plans else best)(shape, around_of(label, shape))[: given.limit]
+        for plan in (every if given.plans else best)(shape, AROUND[label])[: given.limit]
     ]
     with ProcessPoolExecutor(16, multiprocessing.get_context("spawn")) as pool:
         made = dict(zip(cases, pool.map(assembled, cases)))
@@ -344,7 +315,7 @@ def plan_seconds(case: Case) -> float:
     """What the Plan's model expects; 0 where there is none."""
     if not hasattr(case.plan, "tile"):
         return 0.0
-    return expected(case.shape, around_of(case.label, case.shape), case.plan, H200)
+    return expected(case.shape, AROUND[case.label], case.plan, H200)
 
 
 if __name__ == "__main__":

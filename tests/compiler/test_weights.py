@@ -15,7 +15,6 @@ from tilegrad.compiler.compile import cut, schedule_for
 from tilegrad.compiler.flatten import recipe_of
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core import format as formats
-from tilegrad.core.config import override
 from tilegrad.core.dtype import DType, bfloat16, float32
 from tilegrad.core.format import Format
 from tilegrad.core.target import AVX512, H200, Target
@@ -190,44 +189,6 @@ def test_the_same_weights_are_prepared_whatever_the_tokens() -> None:
         assert len(raw) == 7 and all(recipe.inputs[i] == -1 for i in raw)
         assert all(s >= 0 for i, s in enumerate(recipe.inputs) if i not in raw)
     assert len(layouts) == 1 and len(layouts.pop()) == 4
-
-
-def layer(part: Part, x: Any) -> Any:
-    return feed(part, x + part.q(x))
-
-
-def launches_of(function: Callable[..., Any], part: Part, x: Any) -> int:
-    return len(schedule_launches(function, part, x))
-
-
-@pytest.mark.parametrize("options", [{}, {"offset": 1.0}], ids=str)
-@pytest.mark.parametrize("count", [3, 20])
-def test_norms_between_products_are_shared(count: int, options: dict[str, Any]) -> None:
-    """Who makes the norm's input hands on what the norm takes of it: three products, no norm."""
-    part, x = Part(bfloat16, **options), tokens(count, dtype=bfloat16)
-    found = Chosen(layer, part, x, H200)
-    assert found.calls == {"quantised_around": 3} and launches_of(layer, part, x) == 3
-    found.check(3e-2)
-
-
-def test_norms_that_are_not_shared() -> None:
-    """Read by others, of x that is scaled after its product, of many tokens, and where the order of
-    sums is the same for any number of tokens."""
-
-    def read_twice(part: Part, x: Any) -> Any:
-        y = part.norm(x + part.q(x))
-        return part.k(y), y + 1
-
-    def not_of_a_product(part: Part, x: Any) -> Any:
-        return feed(part, (x + part.q(x)) * 2)
-
-    part, few, many = Part(bfloat16), tokens(3, dtype=bfloat16), tokens(129, dtype=bfloat16)
-    for function, x in ((read_twice, few), (not_of_a_product, few), (layer, many)):
-        Chosen(function, part, x, H200).check(3e-2)
-        assert launches_of(function, part, x) > 2 + (function is layer)
-    with override(determinism="invariant"):
-        Chosen(layer, part, few, H200).check(3e-2)
-        assert launches_of(layer, part, few) > 3
 
 
 def test_formats_that_differ_are_apart() -> None:

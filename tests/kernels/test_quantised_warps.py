@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from assembled import assemble_all
 from simulator import simulate
-from test_quantised_packed import Case
+from test_quantised_packed import ERRORS, Case
 
 from tilegrad.core import format as formats
 from tilegrad.core.dtype import bfloat16, float16
@@ -27,8 +27,8 @@ from tilegrad.tile.interpret import run
 from tilegrad.tile.prove import check_body
 
 
-def plan(rows: int, warps: int, stages: int, n: int = 8, split: int = 1) -> WarpsPlan:
-    return WarpsPlan(rows, warps, 4 * warps, stages, tokens=n, split=split)
+def plan(rows: int, warps: int, stages: int) -> WarpsPlan:
+    return WarpsPlan(rows, warps, 4 * warps, stages)
 
 
 def check(case: Case, plan: WarpsPlan) -> None:
@@ -42,7 +42,9 @@ def check(case: Case, plan: WarpsPlan) -> None:
             simulate(*emit(body, "entry", H200), [*case.given, *out], case.symbols)
         else:
             run(body, [*case.given, *out], case.symbols)
-        case.judge(out)
+        found = np.concatenate(out, 1).astype(np.float64)
+        error = np.linalg.norm(found - case.want) / np.linalg.norm(case.want)
+        assert error < ERRORS[case.dtype], error
 
 
 CASES: dict[str, tuple[tuple[Any, ...], WarpsPlan]] = {
@@ -66,40 +68,16 @@ CASES: dict[str, tuple[tuple[Any, ...], WarpsPlan]] = {
         plan(112, 8, 4),
     ),
     "gates of bytes, an odd number of blocks": (
-        ("Q8_0", (96, 1024, 3), Around(1e-5, summed=True, gated="silu")),
+        ("Q8_0", (96, 1024, 3), Around(gated="silu")),
         plan(48, 8, 3),
     ),
     "programs with rows of two results": (
-        ("Q4_1", (192, 1024, 8), Around(1e-5, summed=True, splits=(64, 32, 96))),
+        ("Q4_1", (192, 1024, 8), Around(splits=(64, 32, 96))),
         plan(48, 8, 3),
     ),
-    "gates behind a norm": (
-        ("Q4_1", (128, 512, 5), Around(1e-5, summed=True, gated="silu")),
-        plan(64, 8, 4),
-    ),
-    "results behind a norm": (
-        ("Q8_0", (96, 1024, 8), Around(1e-5, summed=True, splits=(64, 32))),
-        plan(32, 8, 2),
-    ),
-    "before a norm": (
-        ("Q4_1", (128, 512, 3), Around(offset=1.0, residual=True, hands_on=True)),
-        plan(64, 8, 2),
-    ),
-    "parts of the columns": (
-        ("Q4_1", (128, 2048, 5), Around(residual=True, hands_on=True)),
-        plan(64, 8, 4, split=2),
-    ),
-    "parts of the columns, gates": (
-        ("Q8_0", (64, 1024, 8), Around(1e-5, summed=True, gated="silu")),
-        plan(32, 4, 2, split=2),
-    ),
-    "before a norm, rows that are no power of two": (
-        ("Q4_1", (96, 512, 8), Around(residual=True, hands_on=True)),
+    "a residual, rows that are no power of two": (
+        ("Q4_1", (96, 512, 8), Around(bias=True, residual=True)),
         plan(96, 8, 6),
-    ),
-    "between norms": (
-        ("Q4_0", (64, 512, 8), Around(1e-5, summed=True, bias=True, residual=True, hands_on=True)),
-        plan(32, 8, 1),
     ),
 }
 
@@ -144,11 +122,10 @@ def test_assembled() -> None:
         pytest.skip("NO PTXAS HERE")
     texts = {}
     for rows, columns, around in (
-        (6144, 4096, Around(1e-5, summed=True, splits=(4096, 1024, 1024))),
-        (4096, 4096, Around(residual=True, hands_on=True)),
+        (6144, 4096, Around(splits=(4096, 1024, 1024))),
+        (4096, 4096, Around(residual=True)),
         (28672, 4096, Around(gated="silu")),
-        (28672, 4096, Around(1e-5, summed=True, gated="silu")),
-        (4096, 14336, Around(residual=True, hands_on=True)),
+        (4096, 14336, Around(residual=True)),
         (128256, 4096, NOTHING),
     ):
         for form, tokens in itertools.product((formats.Q4_0, formats.Q4_1, formats.Q8_0), (2, 8)):

@@ -27,7 +27,6 @@ class RowNorm:
     weight: Node  # (columns,)
     epsilon: float
     offset: float = 0.0
-    summed: bool = False  # who makes x hands it on times the weight, with sums of its squares
 
 
 @dataclass(frozen=True)

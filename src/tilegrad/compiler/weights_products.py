@@ -56,11 +56,6 @@ class Product:
         """Rows of the weights."""
         return self.raw.shape[0]
 
-    def has_ends(self, fused: Fused) -> bool:
-        """Whether what comes after it has its dtype."""
-        ends = (fused.bias, fused.residual)
-        return all(e is None or e.dtype is self.x.dtype for e in ends)
-
 
 class Weights:
     """One run of the pass."""
@@ -77,15 +72,10 @@ class Weights:
         self.done: dict[Node, Node] = {}
         self.not_codes: dict[Node, dict[str, None]] = {}  # why products of bytes are none of codes
         self.builds: dict[Node, Callable[[], Node | None]] = {}  # by the Node they stand for
-        self.summed: dict[Node, RowNorm] = {}  # norms that are shared with who makes their x
-        self.followed: dict[Node, RowNorm] = {}  # the same by their x
-        self.scaled: dict[Node, list[Node]] = {}  # what is handed on of that, as it is built
 
     def run(self) -> list[Node]:
         """The results with calls of kernels."""
-        joined = self._joined()
-        self._share_norms(joined)
-        for members in joined:
+        for members in self._joined():
             self._plan(members)
         for node in self.order:
             if self._of_stored(node) and (
@@ -182,29 +172,6 @@ class Weights:
             return None
         return gate, up
 
-    def _share_norms(self, joined: list[list[Product]]) -> None:
-        """Norms of several tokens between two products: the one before hands on x times the norm's
-        weight and sums of its squares, and all that read the norm are products that multiply by
-        what follows from the sums (docs/decisions/0020)."""
-        makers = {p.fused_forms[-1].top: p for p, *more in joined if not more}
-        readers: dict[Node, list[list[Product]]] = {}
-        for members in joined if self.target.asynchronous_units else ():
-            readers.setdefault(members[0].x, []).append(members)
-        for x, reading in readers.items():
-            norm = self._norm(x)
-            maker = makers.get(norm.x) if norm is not None else None
-            if norm is None or maker is None or norm.x in self.followed or x in self.kept:
-                continue
-            products = {p.dot for members in reading for p in members}
-            if self._norm(maker.x) is not None or not products.issuperset(self.readers[x]):
-                continue
-            summed = replace_field(norm, summed=True)
-            last = maker.fused_forms[-1]
-            takes = norm.weight in self.number and maker.has_ends(last)
-            takes = takes and self._takes([maker], _ends(last, None, summed))
-            if takes and all(self._takes(m, self._reading(m, summed)) for m in reading):
-                self.summed[x] = self.followed[norm.x] = summed
-
     # ---- choosing ---------------------------------------------------------------------------
 
     def _plan(self, members: list[Product]) -> None:
@@ -215,12 +182,13 @@ class Weights:
             return
         norm = self._norm(first.x)
         node = self._only_reader(members[1].dot)
-        for found in (norm, None) if norm is not None else (None,):
-            around = self._reading(members, found)
-            if around.gated and self._takes(members, around):
-                assert node is not None
-                self.builds[node] = functools.partial(self._gates, members, found, around)
-                return
+        if len(members) == 2 and self._gated(members[1], {p.dot: p for p in members}) is not None:
+            for found in (norm, None) if norm is not None else (None,):
+                around = _around(found, gated="silu")
+                if self._takes(members, around):
+                    assert node is not None
+                    self.builds[node] = functools.partial(self._gates, members, found, around)
+                    return
         joint = functools.cache(lambda: self._joint(members, norm))
         for number, product in enumerate(members):
             self.builds[product.dot] = functools.partial(lambda n: joint()[n], number)
@@ -228,10 +196,11 @@ class Weights:
     def _plan_alone(self, product: Product) -> None:
         norm = self._norm(product.x)
         for fused in reversed(product.fused_forms):
-            if not product.has_ends(fused):
+            ends = (fused.bias, fused.residual)
+            if any(e is not None and e.dtype is not product.x.dtype for e in ends):
                 continue
             for found in (norm, None) if norm is not None else (None,):
-                around = _ends(fused, found, self.followed.get(fused.top))
+                around = _around(found, bias=ends[0] is not None, residual=ends[1] is not None)
                 if around == Around() or not self._takes([product], around):
                     continue
                 make = functools.partial(self._surrounded, product, fused, found, around)
@@ -239,15 +208,7 @@ class Weights:
                 return
         self.builds[product.dot] = lambda: self._joint([product], None)[0]
 
-    def _reading(self, members: list[Product], norm: RowNorm | None) -> Around:
-        """What is around products of a norm."""
-        if len(members) == 2 and self._gated(members[1], {p.dot: p for p in members}) is not None:
-            return _around(norm, gated="silu")
-        return _around(norm, splits=tuple(p.rows for p in members) if len(members) > 1 else ())
-
     def _norm(self, x: Node) -> RowNorm | None:
-        if x in self.summed:
-            return self.summed[x]
         found = norm_of(x)
         fits = found is not None and found.weight.dtype is x.dtype and found.x.shape == x.shape
         return found if fits else None
@@ -272,18 +233,16 @@ class Weights:
     ) -> list[Node]:
         """The results (tokens, rows) of one product with what is around it."""
         shape = self._shape(members)
-        if norm is not None and norm.summed:
-            first = self.scaled[norm.x]
-        else:
-            x = self.done[members[0].x if norm is None else norm.x]
-            first = [build.reshape(x, (shape.tokens, shape.columns))]
-            first += [] if norm is None else [self.done[norm.weight]]
+        x = self.done[members[0].x if norm is None else norm.x]
+        first = [build.reshape(x, (shape.tokens, shape.columns))]
+        if norm is not None:
+            first.append(self.done[norm.weight])
         parts = self._parts([p.raw for p in members], shape.format, shape.columns)
         callee = _callee("callee", shape, self.target, around)
         _, callee.verdict = chosen_for(shape, self.target, around)
         made = ops.call(*first, *parts, *last, callee=callee)
         self._count("quantised_product")
-        return [made] if len(around.names(shape)) == 1 else build.items(made)
+        return [made] if len(around.results(shape)) == 1 else build.items(made)
 
     def _surrounded(
         self, product: Product, fused: Fused, norm: RowNorm | None, around: Around
@@ -294,9 +253,7 @@ class Weights:
         if fused.residual is not None:
             flat = (_count(product.x.shape[:-1]), product.rows)
             last.append(build.reshape(self.done[fused.residual], flat))
-        if around.hands_on:
-            last.append(self.followed[fused.top].weight)
-        made, *self.scaled[fused.top] = self._launch([product], around, norm, last)
+        (made,) = self._launch([product], around, norm, last)
         return build.reshape(made, fused.top.shape)
 
     def _gates(self, members: list[Product], norm: RowNorm | None, around: Around) -> Node:
@@ -440,16 +397,7 @@ class Weights:
 def _around(norm: RowNorm | None, **more: Any) -> Around:
     if norm is None:
         return Around(**more)
-    return Around(norm.epsilon, norm.offset, norm.summed, **more)
-
-
-def _ends(fused: Fused, norm: RowNorm | None, following: RowNorm | None) -> Around:
-    """What is around a product, some of it the part of a norm that follows."""
-    bias, residual = fused.bias is not None, fused.residual is not None
-    around = _around(norm, bias=bias, residual=residual)
-    if following is None:
-        return around
-    return replace_field(around, offset=following.offset, hands_on=True)
+    return Around(norm.epsilon, norm.offset, **more)
 
 
 def _problem(form: Format, rows: Any, x: Node, tokens: Size | None = None) -> QuantisedShape:

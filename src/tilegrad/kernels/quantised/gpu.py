@@ -173,8 +173,6 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
     """Why a product is not computed with what is around it; '' where it is."""
     if not gpu_packed.why_not(shape, target):
         return gpu_packed.why_not(shape, target, around)
-    if around.summed or around.hands_on:
-        return "sums of squares are handed on between products of matrix units"
     if not are_few(shape, target):
         return f"more than {FEW_TOKENS} tokens, or too many columns"
     return around.why_not(shape, ROWS) or why_not(shape, target)

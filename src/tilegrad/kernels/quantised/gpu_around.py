@@ -7,18 +7,18 @@ a value that is added, several results.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
 from ...core.errors import InternalError
-from ...ir.symbol import ceil_divide, high, round_up
+from ...ir.symbol import ceil_divide, high, power_of_two, round_up
 from ...tile.build import Body, BodyBuilder
 from ..matmul.shape import among
 from .gpu_layout import ROWS, Groups, groups_of, parts
 from .shape import Around, QuantisedShape, parameters
-from .words import and_masks, there
+from .words import and_masks, surrounded, there
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,6 @@ class AroundPlan:
     groups: int = 128  # of a row that the threads take at once
     stages: int = 1  # turns whose groups are asked for ahead
     resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
-    split: int = 1  # programs of the same rows, each with a part of the columns
 
 
 class AroundKernel:
@@ -44,6 +43,7 @@ class AroundKernel:
         self.sides = 2 if around.gated else 1
         self.quick = shape.dtype.bits < 32  # whether an approximation will do
         self.each = plan.rows // self.sides  # rows of a side in a program
+        self.wide = power_of_two(self.each)  # of a Tile that has them
         self.results = sum(around.results(shape))
         self.rows = round_up(self.results, ROWS)
         self.turns = ceil_divide(self.groups, plan.groups)
@@ -55,9 +55,6 @@ class AroundKernel:
         self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
         self.weights = Groups(shape, self.memory)
 
-    def place(self) -> None:
-        """Where programs that share rows meet."""
-
     def work(self) -> None:
         """All that a program does."""
         raise InternalError("kernels.quantised", f"{type(self).__name__} does nothing")
@@ -65,7 +62,7 @@ class AroundKernel:
     def build(self) -> Body:
         """Which rows and tokens a program has, then its work."""
         plan = self.plan
-        grid: list[Any] = [self.programs * plan.split]
+        grid: list[Any] = [self.programs]
         with tile.into(self.b):
             tile.grid_launch_dependents()
             if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights
@@ -73,18 +70,16 @@ class AroundKernel:
                 block, number = tile.grid(*grid)
             else:
                 block, number = 0, tile.grid(*grid)
-            self.rank = tile.cluster(plan.split) if plan.split > 1 else 0
-            self.token, self.row = block * self.tokens, number // plan.split * self.each
-            self.place()
-            with tile.role("program", plan.warps) if plan.split > 1 else nullcontext():
-                self.work()
-        notes: dict[str, Any] = {"resident": plan.resident} if plan.resident else {}
-        notes |= {"cluster": (plan.split,)} if plan.split > 1 else {}
+            self.token, self.row = block * self.tokens, number * self.each
+            self.work()
+        notes = {"resident": plan.resident} if plan.resident else {}
         return self.b.finish(grid, warps=plan.warps, level="placed", **notes)
 
-    def rows_there(self) -> Any:
-        """Which rows of a program there are; None for all."""
-        return there((self.each,), 0, self.row, self.results)
+    def rows_there(self, *lead: int) -> Any:
+        """Which rows of a program there are, of each of some tokens; None for all."""
+        size, axis = (*lead, self.wide), len(lead)
+        own = there(size, axis, 0, self.each)
+        return and_masks(own, there(size, axis, self.row, self.results))
 
     def load(self, group: Any) -> list[Any]:
         """The weights of a turn, side by side."""
@@ -95,21 +90,26 @@ class AroundKernel:
         """The bias of the program's rows; None where there is none."""
         if not self.around.bias:
             return None
-        return tile.load(self.memory["bias"], self.row, self.each, mask=self.rows_there())
+        return tile.load(self.memory["bias"], self.row, self.wide, mask=self.rows_there())
 
-    def put(self, token: int, value: Any, mask: Any) -> None:
-        """Rows from a token on into the result that has them, or those that have some."""
+    def put(self, token: int, sides: Sequence[Any], bias: Any, residual: Any, mask: Any) -> None:
+        """Rows from a token on, with what is around them, into the result that has them, or those
+        that have some."""
+        value = surrounded(sides, bias, residual, self.quick).to(self.shape.dtype)
         starts = self.around.starts(self.shape)
-        if not self.even:
-            for number, (start, size) in enumerate(zip(starts, self.around.results(self.shape))):
-                line = tile.arange(value.shape[-1]) + (self.row - start)
-                own = and_masks(mask, tile.broadcast((line >= 0) & (line < size), value.shape))
-                at = (self.token + token, self.row - start)
-                tile.store(self.memory[f"out{number}"], at, value, mask=own)
-            return
 
         def store(number: int) -> None:
-            row = tile.maximum(self.row - starts[number], 0) if number else self.row
-            tile.store(self.memory[f"out{number}"], (self.token + token, row), value, mask=mask)
+            row, own = self.row - starts[number], mask
+            if not self.even:
+                line = tile.arange(self.wide) + row
+                inside = (line >= 0) & (line < self.around.splits[number])
+                own = and_masks(mask, tile.broadcast(inside, value.shape))
+            elif number:
+                row = tile.maximum(row, 0)
+            tile.store(self.memory[f"out{number}"], (self.token + token, row), value, mask=own)
 
-        among(self.row, starts, store)
+        if self.even:
+            among(self.row, starts, store)
+        else:
+            for number in range(len(starts)):
+                store(number)

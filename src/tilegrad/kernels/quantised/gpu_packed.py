@@ -48,8 +48,8 @@ from ..matmul.plan import (
 from ..matmul.shape import Operands, WidePlan, among, box, first_wrong
 from ..matmul.wide import WideMatmul
 from .gpu_layout import GROUP, STRIP, bytes_of, halves, in_strips, parts, units_of, words_of
-from .gpu_pieces import Pieces
-from .shape import NOTHING, Around, QuantisedShape, norm_block, parameters
+from .shape import NOTHING, Around, QuantisedShape, parameters
+from .words import and_masks, surrounded, there
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
 # columns of a consumer's sums, by consumers: of one product, of each of two
@@ -105,20 +105,14 @@ def step_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
 
 def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
     """Why no Plan takes a product; '' where one does."""
-    x, sizes, block = shape.layout, around.results(shape), norm_block(shape.tokens)
-    norm, summed = around.norm, around.summed
+    x, sizes = shape.layout, around.results(shape)
     wrong = [
         (not 1 < high(shape.tokens) <= MOST_PACKED, f"2 to {MOST_PACKED} tokens"),
         (invariant(), "invariant: any number of tokens by one kernel"),
         (not target.asynchronous_units, "no matrix units that run beside the threads"),
         (shape.dtype not in POWER, "tokens of 16 bits"),
         (not in_strips(x), "codes of 4 or 8 bits with a scale a group"),
-        (norm is not None and not summed, "no norm: each program would compute it anew"),
-        ((summed or around.hands_on) and shape.dtype is float16, "x times norm in float16's range"),
-        (summed and high(shape.tokens) > MOST_TOKENS, "tokens of several tiles"),
-        (summed and shape.columns % block, "a norm's columns are no whole blocks"),
-        (around.hands_on and (around.gated or around.splits), "a norm of several results"),
-        (around.hands_on and sizes[0] % block, "a norm's columns are no whole blocks"),
+        (around.norm is not None, "no norm: each program would compute it anew"),
         (around.gated not in ("", "silu"), f"the activation {around.gated}"),
         (around.gated and (around.bias or around.splits), "gates with more around them"),
         (around.bias and around.splits, "a bias of several results"),
@@ -153,7 +147,7 @@ def _plan(
     across = ceil_divide(tokens, most)
     wide = round_up(ceil_divide(tokens, across), 8 * split)
     tiles = sum(ceil_divide(s, 64 * halves) for s in results) * across
-    if any(s % (64 * halves) for s in results[:-1]) or (around.summed and across > 1):
+    if any(s % (64 * halves) for s in results[:-1]):
         return
     if split > 1 and tiles > CLUSTERS[split]:
         return
@@ -175,8 +169,7 @@ def _plan(
     shares = 64 * halves * products * wide * (ways - 1) * 4
     if ways > 1:  # two barriers of each half follow, and then a swizzled place
         shares = round_up(shares + 2 * 8 * halves, SWIZZLED_BYTES)
-    sums = 128 * halves * staged if around.hands_on else 0  # that warps of a consumer exchange
-    others, step = shares + sums + SPARE_BYTES, step_bytes(shape, plan)
+    others, step = shares + SPARE_BYTES, step_bytes(shape, plan)
     stages = most_stages(operands_of(shape, around), plan, target, others, step)
     if stages >= 2:
         yield replace(plan, stages=stages)
@@ -218,9 +211,11 @@ class PackedMatmul(WideMatmul):
         self.shape, self.around = shape, around
         b = BodyBuilder(name, parameters(shape, parts(shape), around))
         memory = {p.attrs["name"]: p for p in b.parameters}
-        self.memory = {name: tile.memory(node) for name, node in memory.items()}
-        self.results = [self.memory[name] for name in around.names(shape)]
-        self.scales = self.memory["scales"]
+        self.results = [tile.memory(memory[name]) for name in around.names(shape)]
+        self.bias, self.residual = (
+            tile.memory(memory[name]) if name in memory else None for name in ("bias", "residual")
+        )
+        self.scales = tile.memory(memory["scales"])
         self.ways, x = plan.ways, operands_of(shape, around)
         turns = DEPTH // PART // plan.ways * x.products
         if plan.tile[2] != DEPTH or turns % 2:  # words are written in turn, two by two
@@ -229,9 +224,7 @@ class PackedMatmul(WideMatmul):
         first = (memory["codes"], memory["x"], memory["out0"])
         super().__init__(x, plan, b, first)
         self.registers = REGISTERS.get(self.consumers, self.registers)
-        pieces = Pieces(self, shape, around, self.memory)
-        self.epilogue, self.ask = pieces.surrounded, pieces.ask
-        self.prologue = pieces.add_up if around.summed else None
+        self.epilogue = self.surrounded
 
     # ---- the ring -----------------------------------------------------------------------------
 
@@ -312,6 +305,17 @@ class PackedMatmul(WideMatmul):
             tile.matrix_commit()
 
     # ---- results ------------------------------------------------------------------------------
+
+    def surrounded(self, *given: Any) -> Any:
+        """A piece of the results with what is around it."""
+        *pieces, (_, row, column) = given
+        bias, residual, size = None, None, pieces[0].shape[::-1]
+        if self.bias is not None:
+            bias = tile.load(self.bias, row, 64, mask=there((64,), 0, row, self.x.m))[:, None]
+        if self.residual is not None:
+            mask = and_masks(there(size, 0, column, self.x.n), there(size, 1, row, self.x.m))
+            residual = tile.load(self.residual, (column, row), size, mask=mask).T
+        return surrounded(pieces, bias, residual, quick=True)
 
     def write(self, own: int, count: Any, totals: Sequence[Any]) -> None:
         """The first consumer of some rows adds up the parts of all of them and brings them out."""

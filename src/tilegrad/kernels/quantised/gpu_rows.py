@@ -34,7 +34,7 @@ from ...tile.value import index_of
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, groups_of, half_of, halves_of, one
 from .shape import Around, QuantisedShape
-from .words import BYTES, and_masks, surrounded, there
+from .words import BYTES, and_masks, there
 
 MOST_INTEGER = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
 MAGIC = 12582912.0 + 128.0  # 1.5 * 2 ** 23: adding it leaves an integer in the low bits
@@ -263,8 +263,7 @@ class RowsKernel(AroundKernel):
             own = whole[token * self.sides : (token + 1) * self.sides]
             if (root := self.divisors[token]) is not None:
                 own = [tile.quick_divide(x, root) if self.quick else x / root for x in own]
-            value = surrounded(own, self.bias, residuals[token], self.quick)
-            self.put(token, value.to(self.shape.dtype), mask)
+            self.put(token, own, self.bias, residuals[token], mask)
 
     def roots(self, token: int) -> Any:
         """The root of a token's mean square, for each row; None where there is no norm."""

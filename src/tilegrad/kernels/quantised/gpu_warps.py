@@ -24,26 +24,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32
+from ...core.dtype import int32
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import high, power_of_two, round_up
+from ...ir.symbol import high, round_up
 from . import gpu_packed
 from .gpu_around import AroundKernel, AroundPlan
-from .gpu_layout import GROUP, ROWS, groups_of, units_of
-from .shape import NOTHING, Around, QuantisedShape, norm_block
-from .words import and_masks, factors, for_norm, surrounded, there
+from .gpu_layout import GROUP, ROWS, STRIP, groups_of, units_of
+from .shape import NOTHING, Around, QuantisedShape
+from .words import and_masks, there
 
 MOST_TOKENS = 8
 MOST_BLOCKS = {1: 7, 2: 2}  # of a program, by units of a group: what registers hold
-READING, EXCHANGE = 0.3, 0.3  # blocks that take as long as a program's x, as meeting another one
+READING = 0.3  # blocks that take as long as a program's x
 
 
 @dataclass(frozen=True)
 class WarpsPlan(AroundPlan):
     """Choices of `WarpsKernel`; its stages are blocks that are asked for ahead."""
-
-    tokens: int = 8  # columns of its products
 
 
 def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
@@ -56,95 +54,51 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
 def plans(shape: QuantisedShape, around: Around, target: Target) -> list[WarpsPlan]:
     """Plans to consider, the most promising first: those that leave cores alike the fewest blocks,
     and read x seldom; two programs of a core, or one of more warps."""
-    tokens, units = round_up(high(shape.tokens), 8), units_of(shape.layout)
+    units = units_of(shape.layout)
     total = round_up(shape.rows, ROWS * (1 + bool(around.gated))) // ROWS
     made = []
-    sizes = itertools.product((16, 8), range(1, MOST_BLOCKS[units] + 1), (1, 2))
-    for warps, blocks, split in sizes:
-        turns, rest = divmod(groups_of(shape), 4 * warps * split)
+    for warps, blocks in itertools.product((16, 8), range(1, MOST_BLOCKS[units] + 1)):
+        turns, rest = divmod(groups_of(shape), 4 * warps)
         stages = min(blocks, 4 // units) if warps == 8 or units == 1 else 1
-        whole_sums = not around.hands_on or blocks * ROWS % (norm_block(shape.tokens) * split) == 0
-        whole_sums = whole_sums and (split == 1 or power_of_two(blocks) == blocks)
-        if total % blocks or rest or not whole_sums or math.lcm(stages, blocks) > turns * blocks:
+        if total % blocks or rest or math.lcm(stages, blocks) > turns * blocks:
             continue
-        resident = 16 // warps
-        made.append(WarpsPlan(blocks * ROWS, warps, 4 * warps, stages, resident, split, tokens))
-
-    def cost(plan: WarpsPlan) -> tuple[float, bool]:
-        each = -(-total * ROWS // plan.rows * plan.split // target.cores)  # programs of a core
-        blocks = (plan.rows / ROWS + READING) / plan.split + EXCHANGE * (plan.split - 1)
-        return each * blocks, (plan.warps == 16) is (each > 1)
-
-    return sorted(made, key=cost)
+        each = -(-total // blocks // target.cores)  # programs of a core
+        cost = each * (blocks + READING), (warps == 16) is (each > 1)
+        plan = WarpsPlan(blocks * ROWS, warps, 4 * warps, stages, 16 // warps)
+        made.append((cost, plan))
+    return [plan for _, plan in sorted(made, key=lambda one: one[0])]
 
 
 class WarpsKernel(AroundKernel):
     """The kernel: as `RowsKernel`."""
 
+    tokens = MOST_TOKENS
+
     def __init__(self, shape: QuantisedShape, plan: WarpsPlan, name: str, around: Around) -> None:
         super().__init__(shape, plan, name, around)
-        self.tokens, self.chunk = plan.tokens, plan.groups * GROUP
-        self.blocks, self.strips = plan.rows // ROWS, ROWS // self.sides  # rows of a side
-        self.whole, self.turns = power_of_two(self.each), self.turns // plan.split
+        self.blocks, self.lines = plan.rows // ROWS, ROWS // self.sides  # rows of a side
         self.stages = min(plan.stages, self.blocks * self.turns)
         # turns after which stages begin anew
         self.together = math.lcm(self.stages, self.blocks) // self.blocks
         fits = self.together <= self.turns and plan.groups == 4 * plan.warps
-        shared_out = self.whole % plan.split == 0 and self.groups % (plan.groups * plan.split) == 0
-        if not fits or self.each % self.strips or (plan.split > 1 and not shared_out):
+        if not fits or self.each % self.lines:
             raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
 
     @tile.function
     def work(self) -> None:
         """Ask for weights, wait, multiply turn by turn, write."""
-        if self.plan.split > 1:
-            self.met.expect(0, math.prod(self.parts.shape) * float32.size)
         loaded = [part for number in range(self.stages) for part in self.load_block(0, number)]
-        self.constants()
+        bias = self.load_bias()
         tile.grid_dependency_wait()
         self.allocate()
         x, added = self.load_inputs(0), self.load_added()
-        self.factor = self.load_factor()
         step, rest = self.plan.groups, self.turns - self.together
         first = rest % self.together
         x, loaded = self.some_turns(first, 0, x, loaded)
-        if first < rest:
-            for group in tile.range(first * step, rest * step, self.together * step):
-                x, loaded = self.some_turns(self.together, group, x, loaded)
+        for group in tile.range(first * step, rest * step, self.together * step):
+            x, loaded = self.some_turns(self.together, group, x, loaded)
         self.some_turns(self.together, rest * step, x, loaded, last=True)
-        self.write_sums(added)
-
-    def place(self) -> None:
-        """The rows that a program finishes: of those that several have, each some."""
-        split = self.plan.split
-        self.begin, self.each, self.wide = self.row, self.each // split, self.whole // split
-        self.row = self.row + self.rank * self.each
-        self.first = self.rank * self.turns * self.plan.groups
-        if split > 1:
-            self.parts = tile.shared((split, self.sides, self.wide, self.tokens))
-            self.met = tile.barrier("met", 1)
-
-    def constants(self) -> None:
-        """Bias, and the weight of the norm that the result goes to, which need not wait."""
-        self.bias, self.next = self.line("bias") if self.around.bias else None, None
-        if self.around.hands_on:
-            self.next = self.line("next")
-
-    def line(self, name: str) -> Any:
-        """A constant of each of the program's rows."""
-        mask = self.own_rows((self.wide,), 0)
-        return tile.load(self.memory[name], self.row, self.wide, mask=mask)
-
-    def own_rows(self, size: tuple[int, ...], axis: int) -> Any:
-        """Which rows along an axis the program has; None for all."""
-        there_ = there(size, axis, self.row, self.results)
-        return and_masks(there(size, axis, 0, self.each), there_)
-
-    def load_factor(self) -> Any:
-        """What a norm before multiplies each token by; None where there is none."""
-        if not self.around.summed:
-            return None
-        return factors(self.memory["squares"], 0, self.tokens, self.around, self.shape)[:, None]
+        self.write_sums(bias, added)
 
     def allocate(self) -> None:
         """Registers of sums and of operands."""
@@ -156,26 +110,27 @@ class WarpsKernel(AroundKernel):
         self.right = [tile.register(right, self.shape.dtype) for _ in range(8)]
 
     def load_block(self, group: Any, number: int) -> list[Any]:
-        """The weights of a block of a turn that begins at a group, or of one that follows."""
+        """The weights of a block of a turn that begins at a group, or of one that follows: of each
+        part 8 rows and the 8 that follow, or that they gate."""
         turn, block = divmod(number, self.blocks)
-        group, count = self.first + group + turn * self.plan.groups, self.plan.groups
-        rows = [self.begin + side * self.rows + block * self.strips for side in range(self.sides)]
-        parts = self.weights.memories.values()
-        return [self.weights.strips(p, r, group, self.strips, count) for p in parts for r in rows]
+        group, count = group + turn * self.plan.groups, self.plan.groups
+        row, apart = self.row + block * self.lines, self.rows if self.sides > 1 else STRIP
+        load, memories = self.weights.strips, self.weights.memories.values()
+        return [load(m, row + i * apart, group, STRIP, count) for m in memories for i in range(2)]
 
     def some_turns(
         self, count: int, group: Any, x: Any, loaded: Sequence[Any], last: bool = False
     ) -> tuple[Any, list[Any]]:
         """Turns from a group on; gives x and the weights of those that follow. What is asked for
         comes where the weights of a block were, so that no thread has to wait to move it."""
-        loaded, blocks, sides = list(loaded), self.blocks, self.sides
+        loaded, blocks = list(loaded), self.blocks
         for turn in range(count):
             self.hand_out(x)
             if not last or turn + 1 < count:
                 x = self.load_inputs(group + (turn + 1) * self.plan.groups)
             for number in range(turn * blocks, (turn + 1) * blocks):
-                codes, scales = (whole(loaded[i * sides : (i + 1) * sides]) for i in range(2))
-                del loaded[: 2 * sides]
+                codes, scales = (tile.stack(loaded[i : i + 2]) for i in (0, 2))
+                del loaded[:4]
                 self.multiply(codes, scales, self.totals[number % blocks])
                 if not last or number + self.stages < count * blocks:
                     loaded += self.load_block(group, number + self.stages)
@@ -185,8 +140,7 @@ class WarpsKernel(AroundKernel):
 
     def load_inputs(self, group: Any) -> Any:
         """x of a turn, 0 past its ends."""
-        size, shape = (self.tokens, self.chunk), self.shape
-        first = (self.first + group) * GROUP
+        size, first, shape = (self.tokens, self.plan.groups * GROUP), group * GROUP, self.shape
         mask = and_masks(there(size, 0, 0, shape.tokens), there(size, 1, first, shape.columns))
         return tile.load(self.memory["x"], (0, first), size, mask=mask)
 
@@ -219,67 +173,25 @@ class WarpsKernel(AroundKernel):
         if not self.around.residual:
             return None
         size = (self.tokens, self.wide)
-        return tile.load(self.memory["residual"], (0, self.row), size, mask=self.mask_of(size))
+        return tile.load(self.memory["residual"], (0, self.row), size, mask=self.results_there())
 
-    def mask_of(self, size: tuple[int, int]) -> Any:
+    def results_there(self) -> Any:
         """Which results there are; None for all."""
-        return and_masks(there(size, 0, 0, self.shape.tokens), self.own_rows(size, 1))
+        size = (self.tokens, self.wide)
+        return and_masks(there(size, 0, 0, self.shape.tokens), self.rows_there(self.tokens))
 
-    def write_sums(self, added: Any) -> None:
+    def write_sums(self, bias: Any, added: Any) -> None:
         """Sum over the warps, do what is around and write."""
-        size, sides = (self.tokens, self.wide), self.sums_of_columns()
-        value = surrounded(sides, self.bias, added, self.quick, self.factor)
-        self.put_all(value.to(self.shape.dtype), self.mask_of(size))
-
-    def sums_of_columns(self) -> list[Any]:
-        """Of each side the sums (tokens, rows) that the program finishes."""
-        warps, rows, sides = self.plan.warps, self.strips, []
+        warps, rows, whole = self.plan.warps, self.lines, []
         room = tile.shared((self.blocks, warps, ROWS, self.tokens + 1))
         sums = [tile.reshape(tile.read(t), (warps, ROWS, self.tokens)) for t in self.totals]
         tile.store(room, (0, 0, 0, 0), tile.stack(sums))  # at once: threads meet once
-        if self.plan.split > 1:
-            tile.named_sync(0, 32 * warps)
-        by_block = (self.tokens, self.whole // rows, rows)
-        own = there(by_block, 1, 0, self.blocks)
+        size = (self.tokens, self.wide // rows, rows)
+        own = there(size, 1, 0, self.blocks)
         for side in range(self.sides):
             at = [(0, warp, side * rows, 0) for warp in range(warps)]
-            parts = [tile.load(room, a, by_block, axes=(3, 0, 2), mask=own) for a in at]
+            parts = [tile.load(room, a, size, axes=(3, 0, 2), mask=own) for a in at]
             while len(parts) > 1:
                 parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
-            sides.append(tile.reshape(parts[0], (self.tokens, self.whole)))
-        return sides if self.plan.split == 1 else self.exchanged(sides)
-
-    def exchanged(self, sides: Sequence[Any]) -> list[Any]:
-        """Sums of all columns: each program sends the others the rows that they finish."""
-        for side, sums in enumerate(sides):
-            tile.send(self.parts[self.rank, side], sums.T, self.met[0], "shares")
-        self.met.wait(0, 0)
-        found = []
-        for side in range(self.sides):
-            total = tile.read(self.parts[0, side])
-            for other in range(1, self.plan.split):
-                total = total + tile.read(self.parts[other, side])
-            found.append(total.T)
-        return found
-
-    def put_all(self, value: Any, mask: Any) -> None:
-        """The results, and what the norm that they go to takes of them."""
-        self.put(0, value, mask)
-        if not self.around.hands_on:
-            return
-        scaled, squares = for_norm(value, self.next, self.around)
-        tile.store(self.memory["scaled"], (0, self.row), scaled, mask=mask)
-        block = norm_block(self.shape.tokens)
-        sums = tile.sum(tile.reshape(squares, (self.tokens, self.wide // block, block)), 2)
-        mask = and_masks(
-            there(sums.shape, 0, 0, self.shape.tokens), there(sums.shape, 1, 0, self.each // block)
-        )
-        tile.store(self.memory["sums"], (0, self.row // block), sums, mask=mask)
-
-
-def whole(sides: Sequence[Any]) -> Any:
-    """The rows of a block, of one side or of each side some."""
-    if len(sides) == 1:
-        return sides[0]
-    rows, *rest = sides[0].shape
-    return tile.reshape(tile.stack(sides), (len(sides) * rows, *rest))
+            whole.append(tile.reshape(parts[0], (self.tokens, self.wide)))
+        self.put(0, whole, bias, added, self.results_there())

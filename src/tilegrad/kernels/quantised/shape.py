@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 from ...core.dtype import DType, bfloat16, float16, float32
 from ...core.format import Format
-from ...ir.symbol import Size, high
+from ...ir.symbol import Size
 from ...ir.types import Memory
 from .layout import LAYOUTS, Layout
 
@@ -84,21 +84,14 @@ class QuantisedShape:
 @dataclass(frozen=True)
 class Around:
     """What is computed with a product. Parameters: x, `norm` (columns,), the parts, `bias`
-    (rows,), `residual` like the result; all but x and the parts where they are there.
-
-    A norm of several tokens is shared between who makes x and who reads it (docs/decisions/0020).
-    Who makes it hands on, after its result, that times the norm's weight `next` (rows,), and the
-    sums of its squares over blocks of `norm_block` columns. Who reads these has the sums in the
-    place of `norm`, and multiplies its products by the factor that follows from them."""
+    (rows,), `residual` like the result; the last three where they are there."""
 
     norm: float | None = None  # x is divided by the root of its mean square plus this, times norm
-    offset: float = 0.0  # that is added to norm, or to next
-    summed: bool = False  # x comes times norm, with the sums of its squares
+    offset: float = 0.0  # that is added to norm
     bias: bool = False
     gated: str = ""  # 'silu': rows are gates, then what they gate; results are half as many
     residual: bool = False
     splits: tuple[int, ...] = ()  # rows of several results that follow one another
-    hands_on: bool = False  # the result times next, and the sums of its squares, are results too
 
     def results(self, shape: QuantisedShape) -> tuple[int, ...]:
         """Rows of each result."""
@@ -111,8 +104,7 @@ class Around:
 
     def names(self, shape: QuantisedShape) -> list[str]:
         """The names of the results."""
-        more = ["scaled", "sums"] if self.hands_on else []
-        return [*(f"out{i}" for i in range(len(self.results(shape)))), *more]
+        return [f"out{i}" for i in range(len(self.results(shape)))]
 
     def why_not(self, shape: QuantisedShape, block: int) -> str:
         """Why a kernel that takes rows in blocks has no such product; '' where it has."""
@@ -130,11 +122,6 @@ class Around:
 NOTHING = Around()
 
 
-def norm_block(tokens: Size) -> int:
-    """Columns of a block whose squares are summed by one program: rows that it has at least."""
-    return 32 if high(tokens) <= 8 else 64
-
-
 def constants(parts: Sequence[Part]) -> list[tuple[str, Memory]]:
     """The parts as parameters of a Body."""
     return [(name, Memory(sizes, dtype, use="constant")) for name, sizes, dtype in parts]
@@ -144,21 +131,15 @@ def parameters(
     shape: QuantisedShape, parts: Sequence[Part], around: Around = NOTHING
 ) -> list[tuple[str, Memory]]:
     """The parameters of a product, in the order of `Around`, then its results."""
-    dtype, results, block = shape.dtype, around.results(shape), norm_block(shape.tokens)
+    dtype, results = shape.dtype, around.results(shape)
     made = [("x", Memory((shape.tokens, shape.columns), dtype))]
-    if around.summed:
-        made.append(("squares", Memory((shape.tokens, shape.columns // block), float32)))
-    elif around.norm is not None:
+    if around.norm is not None:
         made.append(("norm", Memory((shape.columns,), dtype, use="constant")))
     made += constants(parts)
     if around.bias:
         made.append(("bias", Memory((shape.rows,), dtype, use="constant")))
     if around.residual:
         made.append(("residual", Memory((shape.tokens, results[0]), dtype)))
-    kinds = [(size, dtype) for size in results]
-    if around.hands_on:
-        made.append(("next", Memory((results[0],), dtype, use="constant")))
-        kinds += [(results[0], dtype), (results[0] // block, float32)]
-    for name, (size, kind) in zip(around.names(shape), kinds):
-        made.append((name, Memory((shape.tokens, size), kind, use="result")))
+    for name, size in zip(around.names(shape), results):
+        made.append((name, Memory((shape.tokens, size), dtype, use="result")))
     return made

@@ -10,7 +10,6 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float32
-from .shape import Around, QuantisedShape
 
 BYTES = 0x01010101  # 1 in each byte of a word
 
@@ -45,32 +44,14 @@ def doubled(words: Any) -> Any:
     return total + 12 * BYTES - twice
 
 
-def surrounded(
-    sides: Sequence[Any], bias: Any, residual: Any, quick: bool = False, factor: Any = None
-) -> Any:
-    """A product with what is around it: of two sides silu(the first) * the second. Where a norm's
-    factor is given, the product is multiplied by that first."""
-    sides = sides if factor is None else [x * tile.broadcast(factor, x.shape) for x in sides]
+def surrounded(sides: Sequence[Any], bias: Any, residual: Any, quick: bool = False) -> Any:
+    """A product with what is around it: of two sides silu(the first) * the second."""
     value = sides[0] if bias is None else sides[0] + bias.to(float32)
     if len(sides) > 1:
         unit = tile.full((), 1.0)
         below = (tile.quick_exp if quick else tile.exp)(-value) + unit
         value = (tile.quick_divide(value, below) if quick else value / below) * sides[1]
     return value if residual is None else value + residual.to(float32)
-
-
-def factors(squares: Any, first: Any, count: int, around: Around, shape: QuantisedShape) -> Any:
-    """What a norm multiplies some tokens by, of the sums of their squares by block."""
-    size = (count, squares.shape[1])
-    found = tile.load(squares, (first, 0), size, mask=there(size, 0, first, shape.tokens))
-    mean = tile.sum(found, 1) * (1 / shape.columns) + around.norm
-    return tile.quick_reciprocal(tile.sqrt(mean))
-
-
-def for_norm(value: Any, weight: Any, around: Around) -> tuple[Any, Any]:
-    """What a norm takes of a result as it is stored: that times the norm's weight, its squares."""
-    value, weight = value.to(float32), weight.to(float32) + around.offset
-    return value * tile.broadcast(weight, value.shape), value * value
 
 
 def there(size: tuple[int, ...], axis: int, start: Any, limit: Any) -> Any:

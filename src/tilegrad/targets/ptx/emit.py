@@ -113,7 +113,7 @@ def text_of(e: Emission, name: str) -> str:
     declared = [f"\t.param {declaration}" for _, _, declaration in arguments(e)]
     lines += [f".visible .entry {name}(", ",\n".join(declared), ")"]
     lines.append(f".maxntid {32 * e.warps}, 1, 1")
-    resident = body.notes.get("resident", int(e.has("role")))
+    resident = 1 if e.has("role") else body.notes.get("resident", 0)
     if resident:
         lines.append(f".minnctapersm {resident}")
     return "\n".join([*lines, "{", *e.declarations(), *e.lines, "}", ""])

@@ -166,8 +166,7 @@ def constant_form(e: Emission, whole_lines: bool) -> str:
     """How constants are read. Where a Body without roles waits for the launch before, constants
     are read where it says so, once: ptxas would move a load that is known to be of constants behind
     the wait, and apart. What a warp leaves of a line stays near for the next load."""
-    alone = len(e.body.block.find("role")) < 2
-    stays = e.waits_before is not None or (e.has("grid_dependency_wait") and alone)
+    stays = e.waits_before is not None or (e.has("grid_dependency_wait") and not e.has("role"))
     once = "ld.global.L1::no_allocate" if whole_lines else "ld.global"
     return once if stays else "ld.global.nc"
 
