@@ -18,7 +18,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "tilegrad"
 FOLDERS = ("kernels", "tile", "schedule", "targets")
-LINES, TOKENS = 36_469, 383_217  # goals: 32,000 and 315,000
+LINES, TOKENS = 36_455, 383_009  # goals: 32,000 and 315,000
 METHODS = 40  # of a class, inherited ones included
 WIDE: dict[str, int] = {}  # classes that have more, and how many
 FIRST = 250  # code lines of a kernel that a reader opens first
@@ -57,7 +57,7 @@ ATTENTION = (
     "nn/attention.py",
     "nn/paged.py",
 )
-ATTENTION_LINES = 6_479  # goal: 6,500
+ATTENTION_LINES = 6_475  # goal: 6,500
 CYCLES: list[set[str]] = []  # files that import one another, deferred imports included
 SILENT = (
     tokenize.COMMENT,

@@ -100,7 +100,7 @@ CASES = {
     "float16": (("Q4_1", (64, 256, 9), NOTHING, float16), plan_of(64, 16, 1)),
     "gates": (("Q4_1", (256, 256, 5), Around(gated="silu")), plan_of(128, 8, 2, ways=2)),
     "residual": (("Q4_0", (64, 512, 9), Around(residual=True)), plan_of(64, 16, 1)),
-    "bias": (("Q4_1", (128, 256, 9), Around(bias=True)), plan_of(64, 16, 2, cluster=2)),
+    "bias": (("Q4_1", (128, 256, 9), Around(bias=True)), plan_of(64, 16, 2)),
     "results": (("Q4_1", (192, 256, 9), Around(splits=(64, 64, 64))), plan_of(64, 16, 3)),
 }
 

@@ -67,7 +67,7 @@ FILES = {
     "language_memory": MEMORY,
     "roles": ROLES,
     "define": {"KTile", "function"},
-    "trace": {"into", "memory", "outside"},  # between the language and a builder
+    "trace": {"into", "memories", "memory", "outside"},  # between the language and a builder
 }
 DTYPES = {
     "f16": "float16",

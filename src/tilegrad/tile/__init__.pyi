@@ -101,6 +101,7 @@ from .roles import wait_copies
 from .roles import wait_threads
 from .roles import write
 from .trace import into
+from .trace import memories
 from .trace import memory
 from .trace import outside
 
@@ -266,6 +267,7 @@ __all__ = [
     "matrix_zero",
     "max",
     "maximum",
+    "memories",
     "memory",
     "min",
     "minimum",

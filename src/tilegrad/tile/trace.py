@@ -53,6 +53,11 @@ def memory(node: Node) -> MemoryValue:
     return MemoryValue(str(node.attrs.get("name", "array")), node, True)
 
 
+def memories(b: BodyBuilder) -> dict[str, MemoryValue]:
+    """The parameters of a builder's Body by name."""
+    return {p.attrs["name"]: memory(p) for p in b.parameters}
+
+
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a builder's Nodes and Sizes, to be called with values of the language."""
 

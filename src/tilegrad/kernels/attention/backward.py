@@ -32,7 +32,7 @@ from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .holes import Holes
 from .plan import KEY_STAGES, OWN, REGISTERS, ROWS, BackwardPlan, backward_why_not, columns_of
-from .shape import GRADIENTS, AttentionShape, memories, parameters, refuse, swizzled
+from .shape import GRADIENTS, AttentionShape, parameters, refuse, swizzled
 from .softmax import box_mask, clamped, first_of, times
 from .tile_order import block_count, corner, reached, tokens_at
 
@@ -112,7 +112,7 @@ class BackwardBody:
     ) -> None:
         self.x, self.plan, self.gives, self.b = x, plan, gives, b
         self.of_keys, self.fast = "dq" not in gives, plan.fast
-        self.memory = memories(b)
+        self.memory = tile.memories(b)
         self.with_changes = gives != ("dv",)  # ds, and a product with it
         self.columns = plan.queries if self.of_keys else plan.keys
         self.stages = plan.query_stages if self.of_keys else KEY_STAGES

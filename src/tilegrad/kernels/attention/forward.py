@@ -26,7 +26,7 @@ from ...tile.build import Body, BodyBuilder
 from .consumer import Consumer
 from .holes import Holes
 from .plan import REGISTERS, AttentionPlan, padded, why_not
-from .shape import AttentionShape, memories, parameters, refuse, swizzled
+from .shape import AttentionShape, parameters, refuse, swizzled
 from .tile_order import TileOrder, Tokens, Work
 
 
@@ -46,7 +46,7 @@ class WideAttention(TileOrder):
 
     def __init__(self, x: AttentionShape, plan: AttentionPlan, b: BodyBuilder) -> None:
         refuse("kernels.attention.forward", why_not(x, plan), plan, x)
-        super().__init__(x, plan, memories(b))
+        super().__init__(x, plan, tile.memories(b))
         self.b, self.halves = b, self.rows // 64
         self.width, self.value_width = padded(x.width), padded(x.value_width)
         self.operand = x.dtype  # of what products take

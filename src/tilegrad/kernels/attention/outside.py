@@ -15,7 +15,7 @@ from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .holes import Holes
-from .shape import STARTS, AttentionShape, memories, parameters
+from .shape import STARTS, AttentionShape, parameters
 from .softmax import LN2
 from .tile_order import bounded
 
@@ -34,7 +34,7 @@ def outside(x: AttentionShape, more: Sequence[Memory], results: Sequence[str], n
     grid = ceil_divide(tokens, ROWS), heads
     with tile.into(b):
         block, head = tile.grid(*grid)
-        first, memory = block * ROWS, memories(b)
+        first, memory = block * ROWS, tile.memories(b)
         line, holes = tile.arange(ROWS) + first, Holes(x, memory, 0, head * group)
         lines = memory[starts]
         begin, end = (bounded(lines[i], "end", tokens) for i in (0, lines.type.shape[0] - 1))

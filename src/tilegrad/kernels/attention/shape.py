@@ -17,7 +17,6 @@ from ...core.dtype import DType, bfloat16, float16
 from ...core.errors import InternalError
 from ...ir.symbol import Size, high, low
 from ...ir.types import Memory
-from ...tile.build import BodyBuilder
 
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")
 ROWS = ("lse", "delta")  # what there is one of for each query
@@ -147,8 +146,3 @@ def swizzled(dtype: DType, *shape: int) -> Any:
     row = shape[-1] * dtype.size
     layout = next(f"swizzle{span}" for span in (128, 64, 32) if row % span == 0)
     return tile.shared(shape, dtype, layout)
-
-
-def memories(b: BodyBuilder) -> dict[str, Any]:
-    """The parameters of a Body by name, in the tile language."""
-    return {p.attrs["name"]: tile.memory(p) for p in b.parameters}

@@ -31,7 +31,7 @@ from ... import tile
 from ...core.dtype import float32, int32
 from ...ir.symbol import round_up
 from ...tile.build import Body, BodyBuilder
-from ..attention.shape import Parameters, memories
+from ..attention.shape import Parameters
 from ..attention.softmax import clamped, finite, first_of, times
 from ..attention.tile_order import block_count, reached
 from .engine import CpuPlan, Product, TileUnit, Vectors, Weights
@@ -70,7 +70,7 @@ class BodyWriter:
         self.parts = parts  # of the keys, which programs share
         self.lanes, self.sum = plan.lanes, source.x.dtype.wide
         self.b = BodyBuilder(name, given)
-        self.memory = source.memory = memories(self.b)
+        self.memory = source.memory = tile.memories(self.b)
         self.factor = source.holes(0).factor
 
     @property

@@ -29,7 +29,7 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ..attention.shape import Parameters, memories
+from ..attention.shape import Parameters
 from ..attention.softmax import clamped
 from ..attention.tile_order import number_at
 from .shape import PagedShape, parameters
@@ -98,7 +98,7 @@ def append(x: PagedShape, rotary: Rotary, each: int = 1) -> Body:
     """The kernel; a program takes `each` key heads of a token."""
     b = BodyBuilder("paged_append", append_parameters(x, rotary, "turned"))
     with tile.into(b):
-        _Append(x, rotary, memories(b), each).run()
+        _Append(x, rotary, tile.memories(b), each).run()
     return b.finish((x.tokens, x.key_heads // each), warps=4, distinct=True)
 
 

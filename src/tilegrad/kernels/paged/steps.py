@@ -27,7 +27,7 @@ from ...core.dtype import float16, int64
 from ...tile.build import BodyBuilder
 from ...tile.placed import mixed_order
 from ..attention.holes import Holes
-from ..attention.shape import memories, swizzled
+from ..attention.shape import swizzled
 from ..attention.softmax import LOG2_E, finite, times
 from .shape import PagedPlan, PagedShape, attention_of, padded
 
@@ -73,7 +73,7 @@ class Steps:
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.memory = memories(b)
+        self.memory = tile.memories(b)
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))
         self.cache = (self.memory["keys"], self.memory["values"])
         self.holes = Holes(attention_of(x), {}, 0, 0, lanes=0)

@@ -25,7 +25,6 @@ from ...core.dtype import int32, int64
 from ...ir.symbol import Size, floor_divide, high, power_of_two
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
-from ..attention.shape import memories
 from ..attention.softmax import clamped, finite, some_sum
 from ..attention.tile_order import bounded, number_at
 from .shape import FIELDS, KNOWN, RECORD, PagedPlan, PagedShape, parameters
@@ -211,7 +210,7 @@ def combine_parts(x: PagedShape, plan: PagedPlan) -> Body:
     given = parameters(x, ("items", "partial", "sums", "out"), plan, out="state")
     b, grid = BodyBuilder("paged_combine", given), (plan.programs, plan.per(x) * x.group)
     with tile.into(b):
-        _combine(x, plan, *tile.grid(*grid), memories(b))
+        _combine(x, plan, *tile.grid(*grid), tile.memories(b))
     return b.finish(grid, warps=4)
 
 

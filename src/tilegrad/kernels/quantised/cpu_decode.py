@@ -145,7 +145,7 @@ class Writer:
     ) -> None:
         self.shape, self.target = shape, target
         self.b = BodyBuilder(name, given)
-        self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
+        self.memory = tile.memories(self.b)
         self.weights = Weights(shape, self.memory, signed)
         self.layout = self.weights.layout
 

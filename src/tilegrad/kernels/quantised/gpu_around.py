@@ -52,7 +52,7 @@ class AroundKernel:
         if self.rows % self.each or around.why_not(shape, ROWS):
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
-        self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
+        self.memory = tile.memories(self.b)
         self.weights = Groups(shape, self.memory)
 
     def work(self) -> None:

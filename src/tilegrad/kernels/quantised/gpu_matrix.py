@@ -56,7 +56,7 @@ class MatrixKernel:
             self.down = most_blocks(shape.tokens, shape.groups, plan.block)
             given.insert(1, ("blocks", Memory((1 + self.down, COLUMNS), int32)))
         self.b = BodyBuilder(name, given)
-        self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
+        self.memory = tile.memories(self.b)
         self.weights = Groups(shape, self.memory)
 
     def build(self) -> Body:

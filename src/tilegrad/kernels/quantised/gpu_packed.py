@@ -75,7 +75,7 @@ UNIT = {bfloat16: 7, float16: 0}
 class PackedPlan(WidePlan):
     """Choices of `PackedMatmul`: those of the wide matmul, and how consumers share rows."""
 
-    ways: int = 1  # consumers of the same rows, each with some parts of every step
+    ways: int = 1  # consumers of the same rows (1 or 2), each with some parts of every step
 
 
 def operands_of(shape: QuantisedShape, around: Around) -> Operands:
@@ -210,18 +210,17 @@ class PackedMatmul(WideMatmul):
     def __init__(self, shape: QuantisedShape, plan: PackedPlan, name: str, around: Around) -> None:
         self.shape, self.around = shape, around
         b = BodyBuilder(name, parameters(shape, parts(shape), around))
-        memory = {p.attrs["name"]: p for p in b.parameters}
-        self.results = [tile.memory(memory[name]) for name in around.names(shape)]
-        self.bias, self.residual = (
-            tile.memory(memory[name]) if name in memory else None for name in ("bias", "residual")
-        )
-        self.scales = tile.memory(memory["scales"])
+        memory = tile.memories(b)
+        self.results = [memory[name] for name in around.names(shape)]
+        self.bias, self.residual = memory.get("bias"), memory.get("residual")
+        self.scales = memory["scales"]
         self.ways, x = plan.ways, operands_of(shape, around)
         turns = DEPTH // PART // plan.ways * x.products
-        if plan.tile[2] != DEPTH or turns % 2:  # words are written in turn, two by two
+        fits = plan.tile[2] == DEPTH and plan.cluster == 1 and plan.ways <= 2
+        if not fits or turns % 2:  # words are written in turn, two by two
             raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
         self.notes = {"level": "placed"}
-        first = (memory["codes"], memory["x"], memory["out0"])
+        first = [memory[name].node for name in ("codes", "x", "out0")]
         super().__init__(x, plan, b, first)
         self.registers = REGISTERS.get(self.consumers, self.registers)
         self.epilogue = self.surrounded
@@ -236,9 +235,8 @@ class PackedMatmul(WideMatmul):
         codes = tile.shared((*lead, units, STRIP * words), int32)
         self.scaled = tile.shared((*lead, STRIP), self.scales.dtype)
         if self.ways > 1:
-            count = self.halves * (self.ways - 1) * self.products
-            self.shares = tile.shared((count, 64, wide), float32, "held")
-            full = tile.barrier("shares_full", self.ways - 1, self.halves)
+            self.shares = tile.shared((self.halves, self.products, 64, wide), float32, "held")
+            full = tile.barrier("shares_full", 1, self.halves)
             self.met = full, tile.barrier("shares_empty", 1, self.halves)
         return codes, tile.shared((stages, DEPTH // PART, wide, PART), self.x.dtype, "swizzle128")
 
@@ -260,15 +258,10 @@ class PackedMatmul(WideMatmul):
                 tile.copy_async(place, source, full)
 
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
-        """Tokens, a part at a time; programs of a cluster bring some for all."""
-        _, _, column = where
-        rows = self.plan.tile[1] // self.plan.cluster
-        first = self.near * rows if self.plan.cluster > 1 else 0
+        """Tokens, a part at a time."""
         for part in range(DEPTH // PART):
-            place = self.right[stage, part]
-            start = self.along_k(step) + part * PART
-            source = box(self.weight, (column + first, start), (rows, PART))
-            self.copy(place[first : first + rows, :], source, stage, self.plan.cluster > 1)
+            place, start = self.right[stage, part], self.along_k(step) + part * PART
+            self.copy(place, box(self.weight, (where[2], start), place.shape), stage, False)
 
     # ---- products -----------------------------------------------------------------------------
 
@@ -324,20 +317,15 @@ class PackedMatmul(WideMatmul):
             return
         way, half = divmod(own, self.halves)
         full, empty = self.met
-        each, first = self.products, half * (self.ways - 1) * self.products
         if way:
             empty.wait(half, (count + 1) % 2)
             for number, total in enumerate(totals):
-                place = self.shares[first + (way - 1) * each + number]
-                tile.write(place, tile.read(total))
+                tile.write(self.shares[half, number], tile.read(total))
             full.arrive(half)
             return
         full.wait(half, count % 2)
         for number, total in enumerate(totals):
-            value = tile.read(total)
-            for other in range(self.ways - 1):
-                value = value + tile.read(self.shares[first + other * each + number])
-            tile.write(total, value)
+            tile.write(total, tile.read(total) + tile.read(self.shares[half, number]))
         empty.arrive(half)
         super().write(half, count, totals)
 

@@ -30,7 +30,7 @@ def rows_body(
     name = "quantised_take" if numbered else "quantised_unpack"
     b = BodyBuilder(name, [*ids, *constants(parts), out])
     with tile.into(b):
-        memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
+        memory = tile.memories(b)
         to = row = tile.grid(count)
         if numbered:
             number = tile.load(memory["ids"][to]).to(tile.i64)
