@@ -36,6 +36,7 @@ from .words import and_masks, there
 
 MOST_TOKENS = 8
 MOST_BLOCKS = {1: 7, 2: 2}  # of a program, by units of a group: what registers hold
+ALONE = 1.25  # times as long a block takes where its program asks for none ahead
 READING = 0.3  # blocks that take as long as a program's x
 
 
@@ -63,7 +64,8 @@ def plans(shape: QuantisedShape, around: Around, target: Target) -> list[WarpsPl
         if total % blocks or rest or math.lcm(stages, blocks) > turns * blocks:
             continue
         each = -(-total // blocks // target.cores)  # programs of a core
-        cost = each * (blocks + READING), (warps == 16) is (each > 1)
+        alone = ALONE if blocks == 1 else 1.0
+        cost = each * (blocks + READING) * alone, (warps == 16) is (each > 1)
         plan = WarpsPlan(blocks * ROWS, warps, 4 * warps, stages, 16 // warps)
         made.append((cost, plan))
     return [plan for _, plan in sorted(made, key=lambda one: one[0])]
