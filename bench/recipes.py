@@ -19,7 +19,8 @@ kept in a folder (--work), in a part of its own for each model and its sizes, so
 stopped goes on. On a busy CPU, OPENBLAS_NUM_THREADS=1 makes GPTQ much faster.
 
 A row's share is its loss of log perplexity over that of plain rounding to as many bits. The
-divergence from the chances that the unrounded model gives says the same with less noise.
+divergence from the chances that the unrounded model gives says the same with less noise. Long
+because the source, each row and how it is judged stand on one page.
 """
 
 from __future__ import annotations

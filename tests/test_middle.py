@@ -18,7 +18,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "tilegrad"
 FOLDERS = ("kernels", "tile", "schedule", "targets")
-LINES, TOKENS = 36_457, 383_023  # goals: 32,000 and 315,000
+LINES, TOKENS = 36_458, 383_044  # goals: 32,000 and 315,000
 METHODS = 40  # of a class, inherited ones included
 WIDE: dict[str, int] = {}  # classes that have more, and how many
 FIRST = 250  # code lines of a kernel that a reader opens first

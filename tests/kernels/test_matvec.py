@@ -106,6 +106,18 @@ def test_products(name: str, plan: MatvecPlan) -> None:
         assert np.linalg.norm(got[0] - expected) <= NEAR[x.dtype] * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("size", [448.0, 2.0**-9], ids=["largest", "least"])
+def test_codes_at_the_ends_of_their_range(size: float) -> None:
+    """Halves hold sums of the largest products, and none of the least is lost."""
+    x = Operands(1, 16, 1024, float8_e4m3, float32)
+    line, given = line_of(x.k, x.dtype), np.float32(size)
+    token = np.full((x.k // line, line), given).astype(x.dtype.numpy)
+    weights = np.full((16 * x.k // line, line), given).astype(x.dtype.numpy)
+    found = np.full((1, 16), np.nan, np.float32)
+    run(body_of(x, MatvecPlan(8, 8)), [token, weights, found])
+    np.testing.assert_allclose(found[0], x.k * size * size, rtol=1e-6)
+
+
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")
 @pytest.mark.parametrize("dtype", [bfloat16, float8_e4m3], ids=str)
 @pytest.mark.parametrize("k", [4096, 14336])
@@ -145,5 +157,7 @@ def test_what_it_refuses() -> None:
         {"k": 1 << 15},
         {"b_along_k": False},
         {"dtype": float32},
+        {"scaled": True},
+        {"sparse": True},
     ):
         assert why_not(replace(x, **other), H200), other

@@ -23,7 +23,7 @@ from simulated import TEXTS, assembled, check_graph  # noqa: F401 (a fixture)
 
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.config import config
-from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float32
+from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float8_e4m3, float32, int8, int32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import build, ops
@@ -396,3 +396,26 @@ def test_rows_of_any_lines(k: int, target: Target) -> None:
 
     values = numbers(1, k), numbers(1, k, seed=1), numbers(256, k, seed=2)
     check(normed, *values, target=target)
+
+
+@pytest.mark.parametrize("target", [A100, H200], ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", [float8_e4m3, int8], ids=str)
+@pytest.mark.parametrize("k", [576, 1024, 12288])
+@pytest.mark.parametrize("sizes", [(64,), (64, 12)], ids=str)
+def test_codes_that_their_products_make(
+    sizes: tuple[int, ...], k: int, kind: DType, target: Target
+) -> None:
+    """One token's codes are made where they are multiplied, in rows of any length, also where
+    another product of them takes no lines of weights."""
+    random, scale = np.random.default_rng(k), 1 if kind.is_float else 20
+    token = (random.standard_normal((1, k)) * scale).astype(ml_dtypes.bfloat16)
+    weights = [(random.standard_normal((n, k)) * scale).astype(kind.numpy) for n in sizes]
+    x, *given = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in (token, *weights)]
+    codes, sums = build.cast(build.multiply(x, 2.0), kind), float32 if kind.is_float else int32
+    products = [build.dot(codes, w, ((), ()), ((1,), (1,)), sums) for w in given]
+    found = run_interpreted(target, [x, *given], products, [token, *weights])
+    exact = (token.astype(np.float32) * 2).astype(kind.numpy).astype(np.float64)
+    for got, weight in zip(found, weights):
+        wanted = exact @ weight.astype(np.float64).T
+        away = np.linalg.norm(got - wanted)
+        assert away <= (1e-3 if kind.is_float else 0) * np.linalg.norm(wanted)

@@ -125,7 +125,8 @@ class WideDot:
 
     def _streams(self, x: Operands) -> bool:
         """Whether the matvec takes the product: not one of long rows with nothing around it."""
-        alone = self.asynchronous and len(self.reads) == 2 and high(x.k) > LONG
+        stored = self.asynchronous and self.problem.a in self.reads  # what the wide matmul takes
+        alone = stored and len(self.reads) == 2 and high(x.k) > LONG
         return not alone and not matvec_why_not(x, self.target)
 
     @property

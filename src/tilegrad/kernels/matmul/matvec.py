@@ -46,7 +46,7 @@ LONGEST = 16384  # elements of a row that a program holds in registers
 EACH = 64  # elements of weights that a thread holds: 128 took 4 % longer, a step of an 8B model
 SMALL = 2  # warps; each thread has twice as much: small programs begin too slowly
 CODES = 128  # codes of weights that a thread holds, where its program has one block of rows
-UNIT = 8  # the power of two that codes of a token are divided by: their products fit halves
+UNIT = 4  # of codes of a token 2 ** -UNIT: 4 products fit halves, and the least are not lost
 RESIDENT = 2  # programs of a core that rows are shared out among
 SECONDS, RATE = 2e-6, 1.0  # beginning and end; share of the copy rate
 
@@ -87,7 +87,7 @@ def why_not(x: Operands, target: Target) -> str:
     k, weights = x.k, x.weights or (x.n,)
     wrong = [
         (high(x.m) > MOST_ROWS if x.block else (x.m, x.batch) != (1, 1), "one token"),
-        (x.dtype not in STREAMED, "16-bit floats, e4m3 or int8"),
+        (x.dtype not in STREAMED or x.scaled or x.sparse, "whole 16-bit floats, e4m3 or int8"),
         (x.block and x.dtype.size == 1, "codes of groups are encoded once, for matrix units"),
         (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
         (
